@@ -1,0 +1,43 @@
+"""The rules of the door: what could never run is refused, and how much the others reserve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .config import SchedulerConfig
+from .page_table import num_blocks_for
+from .request import Request
+
+Reserve = Callable[[Request], int]
+
+
+def known_tokens(request: Request) -> int:
+    """Reserve slots for what is known on entering: prompt and output so far (vLLM's choice)."""
+    return request.num_tokens
+
+
+def check_can_run_alone(request: Request, config: SchedulerConfig, reserve: Reserve) -> None:
+    """Raise ValueError when the request would not fit even with the whole engine to itself.
+
+    Also lowers its max_tokens to what max_model_len leaves. This is what guarantees progress: the
+    first in line can always be given the blocks of all the others.
+    """
+    where, length = f"request {request.request_id!r}", request.num_prompt_tokens
+    room = config.max_model_len - length
+    if room < 1:
+        raise ValueError(
+            f"{where}: the prompt has {length} tokens, and max_model_len is {config.max_model_len}:"
+            " no room for an output token"
+        )
+    if request.num_seats > config.max_num_seqs:
+        raise ValueError(
+            f"{where}: n = {request.num_seats} samples, max_num_seqs is {config.max_num_seqs}"
+        )
+    request.max_tokens = min(request.max_tokens or room, room)
+    num_tokens = max(request.max_kv_tokens, reserve(request))
+    num_blocks = num_blocks_for(num_tokens, config.block_size)
+    if num_blocks > config.num_blocks:
+        raise ValueError(
+            f"{where}: {length} prompt tokens and up to {request.max_tokens} more need {num_blocks}"
+            f" blocks of {config.block_size}; the pool has {config.num_blocks}"
+        )

@@ -1,0 +1,94 @@
+"""The engine: requests come in, each step runs some of their tokens, outputs come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from .request import Request
+from .sampling_params import SamplingParams
+from .scheduler import Scheduler
+from .step_records import EngineOutput, ModelOutput, SchedulerOutput
+
+
+class Executor(Protocol):
+    """Whatever can run a step: the model, or its torch-free twin."""
+
+    vocab_size: int
+
+    def execute(self, output: SchedulerOutput) -> ModelOutput: ...
+
+
+class Engine:
+    """One scheduler, one executor, and the loop between them.
+
+    eos_token_ids: the model's end tokens. seed: for requests without a seed of their own. Observers
+    are called after each step with (engine, scheduler_output); without any, they cost nothing.
+
+    >>> from minivllm.config import SchedulerConfig
+    >>> from minivllm.fake_executor import FakeExecutor
+    >>> config = SchedulerConfig(num_blocks=8, block_size=4)
+    >>> engine = Engine(Scheduler(config), FakeExecutor(num_blocks=8, block_size=4))
+    >>> engine.add_request("r", [1, 2, 3], SamplingParams(max_tokens=2))
+    >>> [output.finish_reason for output in engine.step() + engine.step()]
+    [None, 'length']
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        eos_token_ids: Sequence[int] = (),
+        seed: int = 0,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.seed = seed
+        self.observers: list[Callable[[Engine, SchedulerOutput], None]] = []
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Put a request in line. Raises ValueError, at once and for this request only, when it is
+        malformed, could never run, or bears the id of one that has not ended."""
+        request = Request(
+            request_id,
+            prompt_token_ids,
+            params or SamplingParams(),
+            self.scheduler.config.block_size,
+            self.eos_token_ids,
+            priority,
+            cache_salt,
+            seed=self.seed + self.scheduler.num_arrivals,
+        )
+        for token_id in (*request.token_ids, *request.params.stop_token_ids):
+            if not 0 <= token_id < self.executor.vocab_size:
+                raise ValueError(
+                    f"request {request_id!r}: token id {token_id} is outside the vocabulary of "
+                    f"{self.executor.vocab_size}"
+                )
+        self.scheduler.add_request(request)
+
+    def step(self) -> list[EngineOutput]:
+        """Schedule, execute, update. Without anything to do it is an empty step."""
+        scheduler_output = self.scheduler.schedule()
+        model_output = self.executor.execute(scheduler_output)
+        results = self.scheduler.update_from_output(scheduler_output, model_output)
+        for observer in self.observers:
+            observer(self, scheduler_output)
+        return results
+
+    def abort(self, request_id: str) -> list[EngineOutput]:
+        """End a request wherever it is; returns the last output of each of its live samples (one,
+        unless n > 1), or nothing for an id that is unknown or has ended."""
+        return self.scheduler.abort(request_id)
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.scheduler.requests)

@@ -1,0 +1,52 @@
+"""The rules that hold after each step, checked one by one; the first broken one is named.
+
+Every block is free, or its ref_cnt equals the number of tables that hold it; each live request is
+in exactly one queue; a table holds the blocks of its tokens; what is shared is not written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .page_table import num_blocks_for
+from .request import Request, RequestStatus
+
+if TYPE_CHECKING:
+    from .scheduler import Scheduler
+
+
+def check_integrity(scheduler: Scheduler) -> None:
+    """Raise RuntimeError with the first rule that is broken. O(pool + live tokens / block_size)."""
+    live = [request for group in scheduler.requests.values() for request in group.samples]
+    _check_queues(scheduler, live)
+    for request in live:
+        _check_table(scheduler, request)
+    scheduler.kv.check_integrity(live)
+
+
+def _check_queues(scheduler: Scheduler, live: list[Request]) -> None:
+    queued = list(scheduler.running) + list(scheduler.waiting)
+    if len(queued) != len(live) or set(queued) != set(live):
+        raise RuntimeError(f"{len(live)} live requests, but {len(queued)} places in the queues")
+    for request in queued:
+        runs = request in scheduler.running
+        if runs != (request.status is RequestStatus.RUNNING) or request.is_finished:
+            raise RuntimeError(f"{request} stands in the wrong queue")
+    if sum(request.num_seats for request in scheduler.running) > scheduler.config.max_num_seqs:
+        raise RuntimeError(f"{len(scheduler.running)} requests run, more than max_num_seqs")
+
+
+def _check_table(scheduler: Scheduler, request: Request) -> None:
+    block_size, num_computed = scheduler.config.block_size, request.num_computed_tokens
+    if not 0 <= num_computed <= request.num_tokens:
+        raise RuntimeError(f"{request}: computed tokens out of range")
+    num_blocks = request.block_table.num_blocks
+    if request.status is RequestStatus.RUNNING:
+        needed = num_blocks_for(num_computed, block_size)
+        most = num_blocks_for(max(request.num_tokens, scheduler.reserve(request)), block_size)
+        if not needed <= num_blocks <= most:
+            raise RuntimeError(f"{request} holds {num_blocks} blocks, not {needed} to {most}")
+    elif num_blocks:
+        raise RuntimeError(f"{request} does not run, yet holds {num_blocks} blocks")
+    elif len(request.host_block_ids) != num_blocks_for(num_computed, block_size):
+        raise RuntimeError(f"{request} has {len(request.host_block_ids)} host blocks")

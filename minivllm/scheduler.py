@@ -1,0 +1,281 @@
+"""Continuous batching: in each step, give each request some of the tokens it lacks, under one
+budget.
+
+There is no prefill phase and no decode phase. `num_computed_tokens` chases `num_tokens`; a request
+that lacks 300 tokens is being prefilled, one that lacks 1 decodes, and both go into the same step.
+Running requests come first, then waiting ones enter while
+
+    num_free_blocks - watermark >= initial_need(request)
+
+and whoever ends gives its blocks back in the same update. Out of blocks, the youngest running
+request is preempted. Progress is guaranteed, since `add_request` refuses what could not run alone,
+and the first in line can always have all the others' blocks. Waiting requests are not skipped: when
+the first in line does not fit, nobody behind it enters. What is left out: chunks of one request in
+flight twice (async steps).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from .admission import Reserve, check_can_run_alone, known_tokens
+from .config import SchedulerConfig
+from .integrity import check_integrity
+from .kv_cache_manager import KVCacheManager
+from .policy import POLICIES
+from .request import Request, RequestGroup, RequestStatus
+from .request_queue import RequestQueue
+from .stats import SchedulerStats
+from .step_records import EngineOutput, Event, ModelOutput, SchedulerOutput
+
+
+class Scheduler:
+    """Queues `waiting` and `running`, both in the policy's order; the end of `running` goes first.
+
+    reserve: how many tokens' slots a request must get when it enters; what the systems of the
+    laboratory differ in.
+    """
+
+    def __init__(self, config: SchedulerConfig, reserve: Reserve = known_tokens) -> None:
+        self.config = config
+        self.kv = KVCacheManager(config)
+        self.reserve = reserve
+        self.requests: dict[str, RequestGroup] = {}  # everybody who has not ended
+        self.running: list[Request] = []
+        self.policy = POLICIES[config.policy]
+        self.waiting = RequestQueue(self.policy)
+        self.num_arrivals = 0
+        self.step = 0
+        self.stats = SchedulerStats()
+        self.events: list[Event] = []  # since the last update; a step's output takes them along
+
+    # --- the door -------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Put a request in line. Raises ValueError when it could never run, or its id is in use."""
+        if request.request_id in self.requests:
+            raise ValueError(
+                f"request {request.request_id!r}: this id is in use by a request that has not ended"
+            )
+        check_can_run_alone(request, self.config, self.reserve)
+        request.arrival = self.num_arrivals
+        self.num_arrivals += 1
+        self.requests[request.request_id] = RequestGroup([request])
+        self.waiting.push(request)
+        self._log("add", request.name, f"joins the line: {request.num_prompt_tokens} prompt tokens")
+
+    # --- schedule -------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose what runs in this step. An empty output is a legal result."""
+        self.step += 1
+        output = SchedulerOutput(self.step, events=self.events)
+        num_preemptions = self.stats.num_preemptions
+        budget = self._schedule_running(output)
+        if self.stats.num_preemptions == num_preemptions:
+            self._schedule_waiting(output, budget)
+            if not output.requests and self.running and self.waiting:
+                self._preempt_request(self.running[-1], "so that the first in line can go on")
+        self._collect_block_moves(output)
+        return output
+
+    def _collect_block_moves(self, output: SchedulerOutput) -> None:
+        output.block_ops = self.kv.take_block_ops()
+        for op in output.block_ops:
+            if op.kind == "copy":
+                self.stats.num_copied_blocks += 1
+                self._log("copy", f"block {op.src}", f"is shared: copied to {op.dst} to be written")
+        for block_id in self.kv.take_evicted():
+            self._log("evict", f"block {block_id}", "is taken for new tokens: its prefix is lost")
+
+    def _schedule_running(self, output: SchedulerOutput) -> int:
+        """Give running requests their tokens; preempt from the end when blocks run out."""
+        budget, index = self.config.max_num_batched_tokens, 0
+        max_chunk, running = self.config.max_chunk, self.running
+        while budget and index < len(running):
+            request = running[index]
+            index += 1
+            num_new = len(request.token_ids) - request.num_computed_tokens
+            if num_new != 1:
+                num_new = self._cut_chunk(request, num_new, min(max_chunk, budget))
+            if num_new == 0 or not self._make_room(request, num_new):
+                continue
+            output.add(request, num_new)
+            budget -= num_new
+        return budget
+
+    def _make_room(self, request: Request, num_new: int) -> bool:
+        """Slots for a running request's tokens; False when it is the youngest and must leave
+        itself.
+        """
+        while self.kv.allocate_slots(request, num_new) is None:
+            why = f"so that {request.name} gets a block"
+            if self._preempt_request(self.running[-1], why) is request:
+                return False
+        return True
+
+    def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
+        """Let waiting requests enter, in their order, until one does not fit."""
+        if not self.waiting:
+            return
+        seats = self.config.max_num_seqs - sum(request.num_seats for request in self.running)
+        while (request := self.waiting.peek()) is not None:
+            if request.num_seats > seats:
+                self._log(
+                    "wait", request.name, f"waits: {seats} seats free of {request.num_seats}"
+                )
+                return
+            num_new = self._admit(request, budget)
+            if num_new is None:
+                return
+            seats -= request.num_seats
+            if num_new:
+                output.add(request, num_new)
+                budget -= num_new
+
+    def _admit(self, request: Request, budget: int) -> int | None:
+        """Move the first in line to `running`; its tokens for this step, or None: it has to
+        wait.
+        """
+        num_reserved = self.reserve(request)
+        need = self.kv.initial_need(request, num_reserved)
+        num_free = self.kv.pool.num_free_blocks
+        watermark = self.config.watermark_blocks if self.running else 0
+        if num_free - watermark < need.num_blocks:
+            numbers = f"needs {need.num_blocks} blocks, {num_free} free, watermark {watermark}"
+            self._log("wait", request.name, f"waits: {numbers}")
+            return None
+        num_cached = len(need.cached_block_ids) * self.config.block_size
+        num_lacking = request.num_tokens - (num_cached or request.num_computed_tokens)
+        if budget == 0 or (num_lacking > budget and not self.config.enable_chunked_prefill):
+            numbers = f"{num_lacking} tokens to run, {budget} left of the budget"
+            self._log("wait", request.name, f"waits: {numbers}")
+            return None
+        self.waiting.pop()
+        self.kv.allocate_initial(request, num_reserved, need)
+        self._enter(request, num_cached, need.num_blocks)
+        return self._cut_chunk(request, num_lacking, min(self.config.max_chunk, budget))
+
+    def _enter(self, request: Request, num_cached: int, num_blocks: int) -> None:
+        resumes = request.status is RequestStatus.PREEMPTED
+        if not resumes:  # what a recompute finds again is no hit of the user's prompt
+            request.num_cached_tokens = num_cached
+            self.stats.count_admission(request.num_prompt_tokens, num_cached)
+        request.status = RequestStatus.RUNNING
+        insort(self.running, request, key=self._order)
+        kind, verb = ("resume", "resumes") if resumes else ("admit", "enters")
+        hit = f", {num_cached} tokens found in the cache" if num_cached else ""
+        self._log(kind, request.name, f"{verb} with {num_blocks} blocks{hit}")
+
+    def _cut_chunk(self, request: Request, num_lacking: int, most: int) -> int:
+        if num_lacking > most:
+            self._log("chunk", request.name, f"runs {most} of the {num_lacking} tokens it lacks")
+        return min(num_lacking, most)
+
+    def _order(self, request: Request) -> tuple[float, int, int]:
+        return self.policy(request), request.arrival, request.sample_index
+
+    # --- preempt, abort -------------------------------------------------------------------------
+
+    def _preempt_request(self, request: Request, why: str = "on demand") -> Request:
+        """Take a running request's blocks; it resumes before anybody who has not run yet."""
+        self.running.remove(request)
+        num_computed = request.num_computed_tokens
+        num_swapped = self.kv.preempt(request)
+        self.stats.count_preemption(num_computed - request.num_computed_tokens, num_swapped)
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        self.waiting.push(request)
+        cost = f"{num_swapped} blocks moved to host memory"
+        if not num_swapped:
+            cost = f"{num_computed} tokens to compute again"
+        self._log("preempt", request.name, f"is preempted {why}: {cost}")
+        return request
+
+    def abort(self, request_id: str) -> list[EngineOutput]:
+        """End a request, wherever it is; the last output of each of its live samples.
+
+        An unknown or ended id gives an empty list.
+        """
+        group = self.requests.get(request_id)
+        return [self.finish(request, "abort") for request in list(group.samples)] if group else []
+
+    def finish(
+        self, request: Request, reason: str, stop_reason: int | str | None = None
+    ) -> EngineOutput:
+        """End one sample now, its blocks free for the next schedule()."""
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        request.finish_reason, request.stop_reason = reason, stop_reason
+        self._release(request)
+        return EngineOutput.of(request, [])
+
+    # --- update ---------------------------------------------------------------------------------
+
+    def update_from_output(
+        self, output: SchedulerOutput, model_output: ModelOutput
+    ) -> list[EngineOutput]:
+        """Take in what the step computed; blocks of whoever ends are free before this returns."""
+        results: list[EngineOutput] = []
+        for index, request, num_new in output.live_chunks():
+            if index in model_output.errors:
+                results.append(self.finish(request, "error", model_output.errors[index]))
+                continue
+            request.num_computed_tokens += num_new
+            self.kv.publish_full_blocks(request)
+            if new_token_ids := model_output.sampled_token_ids[index]:
+                results += self._append(request, new_token_ids, model_output.logprobs.get(index))
+        if any(result.finish_reason for result in results):
+            self.running = [request for request in self.running if not request.is_finished]
+        self.events = []
+        return results
+
+    def _append(
+        self,
+        request: Request,
+        new_token_ids: list[int],
+        logprobs: list[dict[int, float]] | None,
+    ) -> list[EngineOutput]:
+        """One token to the request, and each further one to a sample forked from it."""
+        results = []
+        samples = [request] + [self._fork(request) for _ in new_token_ids[1:]]
+        for i, (sample, token_id) in enumerate(zip(samples, new_token_ids, strict=True)):
+            sample.append_token(token_id)
+            of_sample = [logprobs[i]] if logprobs else None
+            results.append(EngineOutput.of(sample, [token_id], of_sample))
+            if sample.finish_reason:
+                self._release(sample)
+        return results
+
+    def _fork(self, parent: Request) -> Request:
+        """A new running sample that shares all of the parent's blocks."""
+        child = self.requests[parent.request_id].fork(parent)
+        self.kv.fork(parent, child)
+        insort(self.running, child, key=self._order)
+        num_shared = child.block_table.num_blocks
+        self._log("fork", child.name, f"is forked from {parent.name}, sharing {num_shared} blocks")
+        return child
+
+    def _release(self, request: Request) -> None:
+        """What ending means, for whatever reason; the caller takes it out of its queue."""
+        num_blocks = request.block_table.num_blocks
+        self.kv.free(request)
+        request.status = RequestStatus.FINISHED
+        group = self.requests[request.request_id]
+        group.samples.remove(request)
+        if not group.samples:
+            del self.requests[request.request_id]
+        kind = "abort" if request.finish_reason == "abort" else "finish"
+        numbers = f"{request.num_output_tokens} tokens, {num_blocks} blocks back"
+        self._log(kind, request.name, f"ends ({request.finish_reason}): {numbers}")
+
+    def _log(self, kind: str, name: str, reason: str) -> None:
+        self.events.append(Event(self.step, kind, name, reason))
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless every rule of the design holds now. O(pool): for tests and
+        views.
+        """
+        check_integrity(self)

@@ -1,0 +1,119 @@
+"""The records that travel through one step: schedule -> execute -> update.
+
+They hold no logic. A request's chunk of this step is token_ids[num_computed_tokens :][:n], its
+slots are in its block table, and `block_ops` come before any of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from .request import Request, RequestStatus
+
+
+class BlockOp(NamedTuple):
+    """Move one block's K and V (all layers), before the step writes anything.
+
+    copy: device src -> device dst; swap_out: device src -> host dst; swap_in: host src -> device
+    dst. The operations of a step are carried out in the order given: a later one may read what an
+    earlier one wrote, and may overwrite what an earlier one has read.
+    """
+
+    kind: Literal["copy", "swap_out", "swap_in"]
+    src: int
+    dst: int
+
+
+class Event(NamedTuple):
+    """One decision of the scheduler, with its reason in a sentence.
+
+    kind: add, admit, resume, wait, chunk, preempt, copy, fork, evict, finish or abort.
+    """
+
+    step: int
+    kind: str
+    name: str  # of the request, or "block 7"
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.reason}"
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """What to run in this step: requests in batch order, and how many tokens of each.
+
+    `events` go on growing in `update_from_output`; after it they are all that this step decided.
+    """
+
+    step: int
+    requests: list[Request] = field(default_factory=list)
+    num_scheduled_tokens: list[int] = field(default_factory=list)
+    block_ops: list[BlockOp] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def add(self, request: Request, num_new: int) -> None:
+        self.requests.append(request)
+        self.num_scheduled_tokens.append(num_new)
+
+    def live_chunks(self) -> list[tuple[int, Request, int]]:
+        """(index, request, its tokens) of those that still run; others were aborted or preempted
+        after schedule(), and their blocks are no longer theirs."""
+        chunks = zip(self.requests, self.num_scheduled_tokens, strict=True)
+        return [
+            (index, request, num_new)
+            for index, (request, num_new) in enumerate(chunks)
+            if request.status is RequestStatus.RUNNING
+        ]
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return sum(self.num_scheduled_tokens)
+
+
+@dataclass(slots=True)
+class ModelOutput:
+    """What the executor answers, aligned with `SchedulerOutput.requests` (vLLM: ModelRunnerOutput).
+
+    sampled_token_ids[i] is empty while request i's prompt is not complete, else one token, or one
+    for each sample when the request forks. logprobs[i], where asked for, is a dict token id -> log
+    probability for each of them. errors: index -> what went wrong for that request alone.
+    """
+
+    sampled_token_ids: list[list[int]]
+    logprobs: dict[int, list[dict[int, float]]] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class EngineOutput:
+    """What one sample of one request got from one step; its last one has a finish_reason.
+
+    finish_reason: "stop", "length", "abort" or "error". stop_reason: the token id or string that
+    stopped it, None for the model's own end token; the message for an error.
+    """
+
+    request_id: str
+    sample_index: int
+    new_token_ids: list[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, float]] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        new_token_ids: list[int],
+        logprobs: list[dict[int, float]] | None = None,
+    ) -> EngineOutput:
+        """The output that tells of `request` as it stands now."""
+        return cls(
+            request.request_id,
+            request.sample_index,
+            new_token_ids,
+            request.finish_reason,
+            request.stop_reason,
+            logprobs,
+        )
