@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .config import SchedulerConfig
-from .page_table import num_blocks_for
-from .request import Request
+from minivllm.config import SchedulerConfig
+from minivllm.page_table import num_blocks_for
+from minivllm.request import Request
 
 Reserve = Callable[[Request], int]
 

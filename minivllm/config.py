@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .policy import POLICIES
-from .sampling_params import is_int
+from minivllm.policy import POLICIES
+from minivllm.sampling_params import is_int
 
 
 @dataclass(frozen=True)

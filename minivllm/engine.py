@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from .request import Request
-from .sampling_params import SamplingParams
-from .scheduler import Scheduler
-from .step_records import EngineOutput, ModelOutput, SchedulerOutput
+from minivllm.request import Request
+from minivllm.sampling_params import SamplingParams
+from minivllm.scheduler import Scheduler
+from minivllm.step_records import EngineOutput, ModelOutput, SchedulerOutput
 
 
 class Executor(Protocol):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .request import Request
-from .step_records import BlockOp, ModelOutput, SchedulerOutput
+from minivllm.request import Request
+from minivllm.step_records import BlockOp, ModelOutput, SchedulerOutput
 
 MASK = (1 << 61) - 1
 

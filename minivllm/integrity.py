@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .page_table import num_blocks_for
-from .request import Request, RequestStatus
+from minivllm.page_table import num_blocks_for
+from minivllm.request import Request, RequestStatus
 
 if TYPE_CHECKING:
-    from .scheduler import Scheduler
+    from minivllm.scheduler import Scheduler
 
 
 def check_integrity(scheduler: Scheduler) -> None:

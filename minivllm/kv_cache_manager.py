@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .allocator import BlockPool
-from .config import SchedulerConfig
-from .page_table import num_blocks_for
-from .prefix_cache import PrefixCache
-from .request import Request
-from .step_records import BlockOp
+from minivllm.allocator import BlockPool
+from minivllm.config import SchedulerConfig
+from minivllm.page_table import num_blocks_for
+from minivllm.prefix_cache import PrefixCache
+from minivllm.request import Request
+from minivllm.step_records import BlockOp
 
 NEVER = sys.maxsize
 

@@ -7,7 +7,7 @@ bound is stated with each function. Preempted requests stand before all new ones
 
 from __future__ import annotations
 
-from .request import Request
+from minivllm.request import Request
 
 ARRIVALS_PER_PRIORITY = 100
 TOKENS_PER_ARRIVAL = 16

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from .page_table import BlockTable
-from .sampling_params import SamplingParams, is_int
+from minivllm.page_table import BlockTable
+from minivllm.sampling_params import SamplingParams, is_int
 
 
 class RequestStatus(Enum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
-from .request import Request, RequestStatus
+from minivllm.request import Request, RequestStatus
 
 Policy = Callable[[Request], float]
 

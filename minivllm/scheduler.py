@@ -18,15 +18,15 @@ from __future__ import annotations
 
 from bisect import insort
 
-from .admission import Reserve, check_can_run_alone, known_tokens
-from .config import SchedulerConfig
-from .integrity import check_integrity
-from .kv_cache_manager import KVCacheManager
-from .policy import POLICIES
-from .request import Request, RequestGroup, RequestStatus
-from .request_queue import RequestQueue
-from .stats import SchedulerStats
-from .step_records import EngineOutput, Event, ModelOutput, SchedulerOutput
+from minivllm.admission import Reserve, check_can_run_alone, known_tokens
+from minivllm.config import SchedulerConfig
+from minivllm.integrity import check_integrity
+from minivllm.kv_cache_manager import KVCacheManager
+from minivllm.policy import POLICIES
+from minivllm.request import Request, RequestGroup, RequestStatus
+from minivllm.request_queue import RequestQueue
+from minivllm.stats import SchedulerStats
+from minivllm.step_records import EngineOutput, Event, ModelOutput, SchedulerOutput
 
 
 class Scheduler:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .kv_cache_manager import KVCacheManager
-    from .request import Request
+    from minivllm.kv_cache_manager import KVCacheManager
+    from minivllm.request import Request
 
 
 @dataclass

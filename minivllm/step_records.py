@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from .request import Request, RequestStatus
+from minivllm.request import Request, RequestStatus
 
 
 class BlockOp(NamedTuple):
