@@ -60,6 +60,11 @@ class SchedulerConfig:
                 f"without chunked prefill a prompt must fit into one step: max_num_batched_tokens "
                 f"({budget}) is below max_model_len ({self.max_model_len})"
             )
+        if not self.enable_chunked_prefill and self.long_prefill_token_threshold:
+            raise ValueError(
+                f"long_prefill_token_threshold ({self.long_prefill_token_threshold}) cuts prompts, "
+                "and enable_chunked_prefill is False"
+            )
         if self.policy not in POLICIES:
             raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.preemption_mode not in ("recompute", "swap"):

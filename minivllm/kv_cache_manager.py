@@ -143,6 +143,7 @@ class KVCacheManager:
         num_written = num_blocks_for(request.num_computed_tokens, self.block_size)
         if self.host_pool is None or num_written > self.host_pool.num_free_blocks:
             self.free(request)
+            request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens)
             request.num_computed_tokens = 0
             return 0
         host_block_ids = self.host_pool.get_new_blocks(num_written)

@@ -41,9 +41,9 @@ class Request:
     __slots__ = (
         "request_id", "sample_index", "token_ids", "num_prompt_tokens", "params", "max_tokens",
         "stop_token_ids", "eos_token_ids", "priority", "cache_salt", "seed", "arrival", "status",
-        "num_computed_tokens", "num_cached_tokens", "num_preemptions", "num_unforked",
-        "finish_reason", "stop_reason", "block_table", "host_block_ids", "block_hashes",
-        "num_published",
+        "num_computed_tokens", "num_cached_tokens", "num_lost_tokens", "num_preemptions",
+        "num_unforked", "finish_reason", "stop_reason", "block_table", "host_block_ids",
+        "block_hashes", "num_published",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0  # of the prompt, found in the prefix cache when it entered
+        self.num_lost_tokens = 0  # most tokens whose KV a preemption has thrown away
         self.num_preemptions = 0
         self.num_unforked = params.n - 1  # samples still to be forked from this one
         self.finish_reason: str | None = None

@@ -74,8 +74,6 @@ class Scheduler:
         budget = self._schedule_running(output)
         if self.stats.num_preemptions == num_preemptions:
             self._schedule_waiting(output, budget)
-            if not output.requests and self.running and self.waiting:
-                self._preempt_request(self.running[-1], "so that the first in line can go on")
         self._collect_block_moves(output)
         return output
 
@@ -121,9 +119,8 @@ class Scheduler:
         seats = self.config.max_num_seqs - sum(request.num_seats for request in self.running)
         while (request := self.waiting.peek()) is not None:
             if request.num_seats > seats:
-                self._log(
-                    "wait", request.name, f"waits: {seats} seats free of {request.num_seats}"
-                )
+                numbers = f"needs {request.num_seats} seats, {seats} free"
+                self._log("wait", request.name, f"waits: {numbers}")
                 return
             num_new = self._admit(request, budget)
             if num_new is None:
@@ -182,7 +179,7 @@ class Scheduler:
         self.running.remove(request)
         num_computed = request.num_computed_tokens
         num_swapped = self.kv.preempt(request)
-        self.stats.count_preemption(num_computed - request.num_computed_tokens, num_swapped)
+        self.stats.count_preemption(num_swapped)
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.waiting.push(request)
@@ -209,8 +206,7 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         request.finish_reason, request.stop_reason = reason, stop_reason
-        self._release(request)
-        return EngineOutput.of(request, [])
+        return EngineOutput.of(request, [], request_ended=self._release(request))
 
     # --- update ---------------------------------------------------------------------------------
 
@@ -223,31 +219,28 @@ class Scheduler:
             if index in model_output.errors:
                 results.append(self.finish(request, "error", model_output.errors[index]))
                 continue
+            if request.num_computed_tokens < request.num_lost_tokens:
+                self.stats.count_recompute(request, num_new)
             request.num_computed_tokens += num_new
             self.kv.publish_full_blocks(request)
-            if new_token_ids := model_output.sampled_token_ids[index]:
-                results += self._append(request, new_token_ids, model_output.logprobs.get(index))
+            token_ids, logprobs = model_output.sampled_token_ids[index], model_output.logprobs
+            samples = [request]  # one token for it, and each further one for a fork of it
+            while len(samples) < len(token_ids):
+                samples.append(self._fork(request))
+            for i, token_id in enumerate(token_ids):
+                of_sample = [logprobs[index][i]] if index in logprobs else None
+                results.append(self._append(samples[i], token_id, of_sample))
         if any(result.finish_reason for result in results):
             self.running = [request for request in self.running if not request.is_finished]
         self.events = []
         return results
 
     def _append(
-        self,
-        request: Request,
-        new_token_ids: list[int],
-        logprobs: list[dict[int, float]] | None,
-    ) -> list[EngineOutput]:
-        """One token to the request, and each further one to a sample forked from it."""
-        results = []
-        samples = [request] + [self._fork(request) for _ in new_token_ids[1:]]
-        for i, (sample, token_id) in enumerate(zip(samples, new_token_ids, strict=True)):
-            sample.append_token(token_id)
-            of_sample = [logprobs[i]] if logprobs else None
-            results.append(EngineOutput.of(sample, [token_id], of_sample))
-            if sample.finish_reason:
-                self._release(sample)
-        return results
+        self, request: Request, token_id: int, logprobs: list[dict[int, float]] | None
+    ) -> EngineOutput:
+        request.append_token(token_id)
+        ended = request.finish_reason is not None and self._release(request)
+        return EngineOutput.of(request, [token_id], logprobs, ended)
 
     def _fork(self, parent: Request) -> Request:
         """A new running sample that shares all of the parent's blocks."""
@@ -258,8 +251,11 @@ class Scheduler:
         self._log("fork", child.name, f"is forked from {parent.name}, sharing {num_shared} blocks")
         return child
 
-    def _release(self, request: Request) -> None:
-        """What ending means, for whatever reason; the caller takes it out of its queue."""
+    def _release(self, request: Request) -> bool:
+        """What ending means, for whatever reason; the caller takes it out of its queue.
+
+        True when this was the last sample of the user's request.
+        """
         num_blocks = request.block_table.num_blocks
         self.kv.free(request)
         request.status = RequestStatus.FINISHED
@@ -270,6 +266,7 @@ class Scheduler:
         kind = "abort" if request.finish_reason == "abort" else "finish"
         numbers = f"{request.num_output_tokens} tokens, {num_blocks} blocks back"
         self._log(kind, request.name, f"ends ({request.finish_reason}): {numbers}")
+        return not group.samples
 
     def _log(self, kind: str, name: str, reason: str) -> None:
         self.events.append(Event(self.step, kind, name, reason))

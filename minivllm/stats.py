@@ -28,10 +28,14 @@ class SchedulerStats:
         self.num_prompt_tokens += num_prompt_tokens
         self.num_cached_tokens += num_cached_tokens
 
-    def count_preemption(self, num_recomputed_tokens: int, num_swapped_blocks: int) -> None:
+    def count_preemption(self, num_swapped_blocks: int) -> None:
         self.num_preemptions += 1
-        self.num_recomputed_tokens += num_recomputed_tokens
         self.num_swapped_blocks += num_swapped_blocks
+
+    def count_recompute(self, request: Request, num_new_tokens: int) -> None:
+        """Of the tokens that `request` has just run, count those it had lost to a preemption."""
+        num_left = request.num_lost_tokens - request.num_computed_tokens
+        self.num_recomputed_tokens += min(num_left, num_new_tokens)
 
     @property
     def hit_rate(self) -> float:

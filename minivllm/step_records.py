@@ -100,6 +100,8 @@ class EngineOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: list[dict[int, float]] | None = None
+    num_cached_tokens: int = 0
+    request_ended: bool = False  # no other sample of the request is left
 
     @classmethod
     def of(
@@ -107,6 +109,7 @@ class EngineOutput:
         request: Request,
         new_token_ids: list[int],
         logprobs: list[dict[int, float]] | None = None,
+        request_ended: bool = False,
     ) -> EngineOutput:
         """The output that tells of `request` as it stands now."""
         return cls(
@@ -116,4 +119,6 @@ class EngineOutput:
             request.finish_reason,
             request.stop_reason,
             logprobs,
+            request.num_cached_tokens,
+            request_ended,
         )
