@@ -49,7 +49,10 @@ def sample(
     """
     allowed = _suppress(logits, suppressed)  # [n, V]
     best, tokens = allowed.max(-1)  # [n], [n]; a NaN counts as largest
-    random_rows = [i for i, p in enumerate(params) if p.temperature > 0 and p.top_k != 1]
+    is_sound = best.isfinite().tolist()
+    random_rows = [
+        i for i, p in enumerate(params) if p.temperature > 0 and p.top_k != 1 and is_sound[i]
+    ]
     if random_rows:
         if missing := [i for i in random_rows if draws[i] is None]:
             raise ValueError(f"rows {missing} are sampled at random but have no draw")
@@ -60,12 +63,11 @@ def sample(
         tokens[rows] = inverse_cdf(weights, [draws[i] for i in random_rows])
 
     results = [SampledToken(token) for token in tokens.tolist()]
-    for i, is_finite in enumerate(best.isfinite().tolist()):
-        if not is_finite:
-            results[i].error = (
-                f"the largest of {logits.shape[1]} logits is {best[i].item()}: the model gave "
-                "NaN or infinity, or every token is suppressed"
-            )
+    for i in [i for i, sound in enumerate(is_sound) if not sound]:
+        results[i].error = (
+            f"the largest of {logits.shape[1]} logits is {best[i].item()}: the model gave "
+            "NaN or infinity, or every token is suppressed"
+        )
     _add_logprobs(results, logits, params)
     return results
 

@@ -227,7 +227,7 @@ def test_d40_offsets_beyond_32_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("head_dim", [16, 24, 64, 80, 96, 128])
 def test_d41_sizes_that_are_no_power_of_two(head_dim: int, num_kv_heads: int) -> None:
     """D41: kernels read only the first 64 of 128 dims, or could not be built for 3 heads of 64."""
-    for block_size in (1, 3, 8, 16, 48):
+    for block_size in (3, 16):
         heads = (2 * num_kv_heads, num_kv_heads)
         Batch([(1, 2 * block_size + 1), (3, 50), (1, 1)], block_size, heads, head_dim).check()
 
