@@ -30,7 +30,7 @@ class Request:
 
     With `n > 1` samples the first one runs the prompt; the others are forked from it. A sample is
     named by its request's id and its own index. Raises ValueError for an empty prompt or one with
-    non-integers.
+    non-integers, and for a priority or cache_salt of the wrong type.
 
     >>> request = Request("r", [5, 6, 7], SamplingParams(max_tokens=2), block_size=4)
     >>> request.append_token(8)
@@ -59,6 +59,10 @@ class Request:
     ) -> None:
         if len(prompt_token_ids) == 0:
             raise ValueError(f"request {request_id!r}: the prompt is empty (0 tokens)")
+        if not is_int(priority):
+            raise ValueError(f"request {request_id!r}: priority must be an integer, got {priority!r}")
+        if cache_salt is not None and not isinstance(cache_salt, str):
+            raise ValueError(f"request {request_id!r}: cache_salt must be text, got {cache_salt!r}")
         self.request_id = request_id
         self.sample_index = 0
         self.token_ids = [int(token) if is_int(token) else _refuse(request_id, token)

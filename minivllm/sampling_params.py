@@ -60,6 +60,9 @@ class SamplingParams:
         self._check_stops()
 
     def _check_stops(self) -> None:
+        for name in ("stop", "stop_token_ids"):
+            good = isinstance(getattr(self, name), (str, list, tuple, type(None)))
+            self._require(name, good, "a list")
         self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
         good = all(isinstance(text, str) and text for text in self.stop)
         self._require("stop", good, "made of non-empty strings")
