@@ -60,7 +60,7 @@ class Request:
         if len(prompt_token_ids) == 0:
             raise ValueError(f"request {request_id!r}: the prompt is empty (0 tokens)")
         if not is_int(priority):
-            raise ValueError(f"request {request_id!r}: priority must be an integer, got {priority!r}")
+            raise ValueError(f"request {request_id!r}: priority must be an int, got {priority!r}")
         if cache_salt is not None and not isinstance(cache_salt, str):
             raise ValueError(f"request {request_id!r}: cache_salt must be text, got {cache_salt!r}")
         self.request_id = request_id
