@@ -59,7 +59,8 @@ class ChatTemplate:
                 **self._special_tokens,
             )
         except Exception as error:  # whatever a program from outside can do wrong
-            raise ValueError(f"the model's chat template failed: {error}") from error
+            line = " ".join(str(error).split())
+            raise ValueError(f"the model's chat template failed: {line}") from error
 
 
 def check_messages(messages: Any) -> None:

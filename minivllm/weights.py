@@ -1,8 +1,8 @@
 """A model's name -> its ModelConfig plus every weight, under Hugging Face's names.
 
-Invariant: what `load_weights` returns is complete and of the right shapes (`weight_shapes` is the
-list), so model.py need not ask. A tensor is read, dequantized and cast to the wanted dtype before
-the next one is touched: the peak is the weights themselves plus one tensor.
+Invariant: what `load_weights` returns is complete and of the right shapes; `weight_shapes` is the
+list. A tensor is read, dequantized and cast to the wanted dtype before the next one is touched: the
+peak is the weights themselves plus one tensor.
 """
 
 from dataclasses import dataclass

@@ -40,7 +40,8 @@ def write_gguf(
 ) -> Path:
     """A model file; `changes` replace values (`__` stands for a dot, None removes one).
 
-    Matrices are stored as `matrix_type`, vectors as float32; `extra` are more tensors, by GGUF's names.
+    Matrices are stored as `matrix_type`, vectors as float32; `extra` are more tensors, by GGUF's
+    names.
     """
     changes = {key.replace("__", "."): value for key, value in changes.items()}
     writer = gguf.GGUFWriter(path, architecture)

@@ -18,7 +18,8 @@ def write_hf_folder(
     shards: int = 1,
     **changes: object,
 ) -> Path:
-    """config.json (`changes` replace entries, None removes one), safetensors, the tokenizer's files.
+    """config.json (`changes` replace entries, None removes one), safetensors, the tokenizer's
+    files.
 
     `AutoModelForCausalLM.from_pretrained(folder)` then is the oracle for models of this config.
     """

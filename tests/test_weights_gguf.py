@@ -11,7 +11,7 @@ from gguf_writer import write_gguf
 
 from minivllm.model import ModelConfig
 from minivllm.weights import TINY_CONFIG, load_weights, random_weights, read_facts
-from minivllm.weights_gguf import gguf_name, half_split_rows, llama3_divisors
+from minivllm.weights_gguf import gguf_name, half_split_rows
 
 CONFIG = dataclasses.replace(TINY_CONFIG, vocab_size=263, rms_norm_eps=2**-17, rope_theta=1e5)
 QWEN2 = dataclasses.replace(CONFIG, qkv_bias=True, tie_word_embeddings=True)
@@ -69,7 +69,8 @@ def test_quantized_files(kind: Type, dtype: torch.dtype, tmp_path: Path):
 
 
 def test_half_split_rows_by_hand():
-    """One head of 4 rows; then the rotation itself: pairs turned before equal halves turned after."""
+    """One head of 4 rows; then the rotation itself: pairs turned before equal halves turned
+    after."""
     rows = torch.tensor([[0.0], [2.0], [1.0], [3.0]])  # [4, 1], pair by pair
     assert half_split_rows(rows, heads=1).flatten().tolist() == [0, 1, 2, 3]
 
@@ -116,7 +117,10 @@ def test_names():
         ),
         ({"llama__block_count": 4}, "tensor model.layers.3.input_layernorm.weight is missing"),
         ({"llama__block_count": 2}, "9 tensors are not part .*the first is blk.2.attn_norm.weight"),
-        ({"extra": {"blk.0.attn_q.bias": np.ones(64, np.float32)}}, "1 tensors .*blk.0.attn_q.bias"),
+        (
+            {"extra": {"blk.0.attn_q.bias": np.ones(64, np.float32)}},
+            "1 tensors .*blk.0.attn_q.bias",
+        ),
         (
             {"extra": {"rope_freqs.weight": np.full(8, 3.0, np.float32)}},
             "rope_freqs.weight is not Llama 3's rope scaling",
@@ -158,26 +162,25 @@ def test_no_embedding(tmp_path: Path):
         read_facts(str(path))
 
 
-def test_llama3_rope_scaling_is_recovered_from_its_divisors(tmp_path: Path):
-    """GGUF stores the result of the four numbers, the model wants the numbers."""
+@pytest.mark.hf
+def test_llama3_rope_scaling_is_recovered_from_its_divisors(transformers, tmp_path: Path):
+    """GGUF stores what comes out of the four numbers, the model wants the numbers.
+
+    The divisors are transformers': plain frequencies over scaled ones.
+    """
+    hf_config = transformers.LlamaConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        head_dim=64,
+        rope_parameters=LLAMA3 | {"rope_theta": 5e5},
+    )
+    init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"]
+    scaled, _ = init(hf_config, "cpu")  # [D / 2]
+    plain = 5e5 ** -(torch.arange(32) / 32)  # [D / 2]
+    divisors = (plain / scaled).numpy()
+    assert ((divisors > 1.01) & (divisors < 31.9)).sum() >= 2  # the blend between is there
     config = dataclasses.replace(CONFIG, rope_theta=5e5, head_dim=64, rope_scaling=LLAMA3)
-    divisors = llama3_divisors(LLAMA3, 5e5, 32).numpy()  # [D / 2]
-    assert divisors[0] == 1 and abs(divisors[-1] - 32) < 1e-5
-    assert ((divisors > 1.01) & (divisors < 31.9)).sum() >= 2  # the blend between is tested too
     path = write_gguf(
         tmp_path / "m.gguf", config, weights_of(config), extra={"rope_freqs.weight": divisors}
     )
     assert load_weights(str(path))[0] == config
-
-
-@pytest.mark.hf
-def test_llama3_divisors_are_those_of_transformers(transformers):
-    """Hugging Face scales the frequencies; ours are the quotients."""
-    rope = LLAMA3 | {"rope_theta": 5e5}
-    config = transformers.LlamaConfig(
-        hidden_size=128, num_attention_heads=2, head_dim=64, rope_parameters=rope
-    )
-    init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"]
-    scaled, _ = init(config, "cpu")  # [D / 2]
-    plain = 5e5 ** -(torch.arange(32, dtype=torch.float64) / 32)  # [D / 2]
-    torch.testing.assert_close(llama3_divisors(LLAMA3, 5e5, 32), (plain / scaled).float())
