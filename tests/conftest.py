@@ -16,6 +16,12 @@ from minivllm.tokenizer import Tokenizer
 from minivllm.weights import load_weights
 
 
+def pytest_configure() -> None:
+    """Test processes that run side by side (`-n 2`) share the cores: one thread each."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)
+
+
 def need(module: str) -> None:
     """Skip the test when a module is missing; where CI is set, fail: there it must be present."""
     if find_spec(module) is not None:

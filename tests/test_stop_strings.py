@@ -59,7 +59,7 @@ def test_stop_strings_must_be_strings(stop: object):
         StopStrings(stop)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(stop=st.lists(SHORT, max_size=3), letters=st.text("abc", max_size=25), data=st.data())
 def test_the_result_does_not_depend_on_the_pieces(
     stop: list[str], letters: str, data: st.DataObject
