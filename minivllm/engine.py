@@ -89,6 +89,13 @@ class Engine:
         unless n > 1), or nothing for an id that is unknown or has ended."""
         return self.scheduler.abort(request_id)
 
+    def stop(self, request_id: str, sample_index: int, stop_reason: str) -> EngineOutput:
+        """End one live sample whose text has met a stop string. Raises KeyError when none lives."""
+        for request in self.scheduler.requests[request_id].samples:
+            if request.sample_index == sample_index:
+                return self.scheduler.finish(request, "stop", stop_reason)
+        raise KeyError(f"request {request_id!r} has no live sample {sample_index}")
+
     @property
     def has_unfinished_requests(self) -> bool:
         return bool(self.scheduler.requests)

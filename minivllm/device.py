@@ -1,0 +1,43 @@
+"""Where and in which precision the engine runs, decided in one place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(device: str | torch.device) -> torch.device:
+    """ "auto" is CUDA where it is present. Raises ValueError for a device that is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"unknown device {device!r}") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {device!r}, but torch sees no CUDA device here")
+    return chosen
+
+
+def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """ "auto" is float32 on a CPU, bfloat16 on a GPU. Raises ValueError for any other kind."""
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    chosen = DTYPES.get(str(dtype).removeprefix("torch."))
+    if chosen is None:
+        raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
+    return chosen
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Bytes that are free on `device` now; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024

@@ -1,0 +1,1 @@
+"""Experiments on the engine: workloads, measurements, the benchmark and the demo."""

@@ -1,0 +1,158 @@
+"""The benchmark: each engine runs the same workload, warmed up, several times; the median counts.
+
+The runs of the engines take turns, so that a slow minute of the machine hits all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from argparse import Namespace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from minivllm.device import choose_device, choose_dtype
+from minivllm.lab.contestants import Contestant, run_minivllm, run_static
+from minivllm.lab.hf_generate import HuggingFace
+from minivllm.lab.measure import Run
+from minivllm.lab.workload import Workload, built_in, load
+from minivllm.model import LlamaModel
+from minivllm.weights import load_weights, read_facts
+
+ENGINES = ("minivllm", "static", "hf")
+
+
+def bench(args: Namespace) -> list[dict[str, Any]]:
+    """`python -m minivllm bench`: run, print a table, write the JSON; returns its rows."""
+    device = choose_device(args.device)
+    dtype = choose_dtype(args.dtype, device)
+    engines = check_engines(args.engine.split(","))
+    if args.runs < 1:
+        raise ValueError(f"--runs must be at least 1, got {args.runs}")
+    vocab_size = read_facts(args.model).config.vocab_size
+    is_file = args.workload.endswith(".json")
+    workload = (load if is_file else built_in)(args.workload, vocab_size, args.seed)
+    contestants = make_contestants(engines, args, dtype, device)
+    print(
+        f"{workload.name}: {len(workload.items)} requests, {workload.num_tokens} tokens, "
+        f"{dtype} on {device}, {torch.get_num_threads()} threads, {args.runs} runs after a warm-up"
+    )
+    runs = take_turns(contestants, workload, args.runs)
+    rows = [report(name, runs[name], workload, dtype) for name in engines if runs[name]]
+    print_table(rows)
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows[0] if len(rows) == 1 else rows, indent=1) + "\n")
+    return rows
+
+
+def check_engines(names: list[str]) -> list[str]:
+    """Raise ValueError for an engine that does not exist."""
+    for name in names:
+        if name not in ENGINES:
+            raise ValueError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
+    return names
+
+
+def make_contestants(
+    engines: list[str], args: Namespace, dtype: torch.dtype, device: torch.device
+) -> dict[str, Contestant]:
+    """Load what each engine needs; ours and static batching share one model."""
+    contestants: dict[str, Contestant] = {}
+    if {"minivllm", "static"} & set(engines):
+        config, weights = load_weights(args.model, dtype, device)
+        model = LlamaModel(config, weights, dtype, device)
+        options = {"enable_prefix_caching": args.prefix_caching}
+        contestants["minivllm"] = partial(run_minivllm, model, **options)
+        contestants["static"] = partial(run_static, model)
+    if "hf" in engines:
+        contestants["hf"] = HuggingFace(args.model, dtype, device).run
+    return {name: contestants[name] for name in engines}
+
+
+def take_turns(
+    contestants: dict[str, Contestant], workload: Workload, num_runs: int
+) -> dict[str, list[Run]]:
+    """Warm each engine up, then let them run in turns. An interrupt keeps what is done."""
+    runs: dict[str, list[Run]] = {name: [] for name in contestants}
+    warm_up = Workload(workload.name, workload.items[:4], workload.batch_size, workload.row_slots)
+    total = workload.num_tokens * num_runs * len(contestants)
+    with tqdm(total=total, unit="tok", leave=False) as bar:
+        try:
+            for name, run in contestants.items():
+                bar.set_description(f"{name} warm-up")
+                run(warm_up, ignore)
+            for turn in range(num_runs):
+                for name, run in contestants.items():
+                    bar.set_description(f"{name} run {turn + 1}")
+                    runs[name].append(run(workload, bar.update))
+        except KeyboardInterrupt:
+            bar.write("interrupted: the figures are of the runs that were finished")
+    return runs
+
+
+def ignore(num_tokens: int) -> None:
+    """The progress of a warm-up, which nobody counts."""
+
+
+def report(name: str, runs: list[Run], workload: Workload, dtype: torch.dtype) -> dict[str, Any]:
+    """The run with the median throughput, and the throughput of all."""
+    ordered = sorted(runs, key=lambda run: run.tokens_per_second)
+    middle = ordered[len(ordered) // 2]
+    return {
+        "workload": workload.name,
+        "engine": name,
+        "dtype": str(dtype).removeprefix("torch."),
+        **middle.summary(),
+        "tokens_per_second": statistics.median(run.tokens_per_second for run in runs),
+        "runs": [run.tokens_per_second for run in runs],
+        "threads": torch.get_num_threads(),
+    }
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """One line an engine: throughput, its ratio to the first, steps, latencies in milliseconds."""
+    head = (
+        "engine",
+        "tok/s",
+        "ratio",
+        "steps",
+        "TTFT mean",
+        "p50",
+        "p99",
+        "TPOT mean",
+        "p50",
+        "p99",
+    )
+    print(("{:<10}" + "{:>10}" * 9).format(*head))
+    for row in rows:
+        times = [
+            row[kind][key] * 1000 for kind in ("ttft", "tpot") for key in ("mean", "p50", "p99")
+        ]
+        ratio = row["tokens_per_second"] / rows[0]["tokens_per_second"]
+        print(
+            f"{row['engine']:<10}{row['tokens_per_second']:>10.1f}{ratio:>10.2f}{row['steps']:>10}"
+            + "".join(f"{value:>7.0f} ms" for value in times)
+        )
+    for row in rows:
+        print(f"{row['engine']}: {kv_use(row)}")
+
+
+def kv_use(row: dict[str, Any]) -> str:
+    """What an engine tells of its KV memory, in a sentence."""
+    if "kv_blocks" in row:
+        return (
+            f"{row['kv_blocks_used_mean']:.0f} of {row['kv_blocks']} KV blocks in use on average, "
+            f"{row['kv_blocks_used_peak']} at most, {row['preemptions']} preemptions, "
+            f"{row['cached_tokens']} prompt tokens from the prefix cache"
+        )
+    if "row_steps" in row:
+        share = 100 * row["useful_row_steps"] / row["row_steps"]
+        return (
+            f"all {row['kv_slots_reserved']} KV slots reserved all the time; "
+            f"{share:.0f} % of the row-steps gave a token"
+        )
+    return "its KV memory is its own affair"

@@ -1,0 +1,108 @@
+"""Run a workload through an engine and take the time of every token.
+
+Time to first token (TTFT) counts from a request's arrival, waiting included. Time per output token
+(TPOT) is what passes from the first token to the last, divided by the tokens after the first; a
+request with one token has none. Tokens are counted as sampled, never by encoding text again.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from minivllm.lab.workload import Workload
+from minivllm.sampling_params import SamplingParams
+from minivllm.step_records import EngineOutput
+
+
+class SteppingEngine(Protocol):
+    """What Engine and StaticBatchingEngine have in common."""
+
+    @property
+    def has_unfinished_requests(self) -> bool: ...
+
+    def add_request(
+        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
+    ) -> None: ...
+
+    def step(self) -> list[EngineOutput]: ...
+
+
+@dataclass
+class Run:
+    """One run of a workload. Times are seconds since all requests arrived, a list per request."""
+
+    seconds: float
+    num_steps: int
+    token_times: list[list[float]]
+    facts: dict[str, float] = field(default_factory=dict)  # what only this engine can tell
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(times) for times in self.token_times)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds
+
+    def summary(self) -> dict[str, Any]:
+        """All figures of the run, times in seconds."""
+        first = [times[0] for times in self.token_times]
+        each = [
+            (times[-1] - times[0]) / (len(times) - 1)
+            for times in self.token_times
+            if len(times) > 1
+        ]
+        return {
+            "tokens_per_second": self.tokens_per_second,
+            "seconds": self.seconds,
+            "steps": self.num_steps,
+            "generated_tokens": self.num_tokens,
+            "ttft": spread(first),
+            "tpot": spread(each),
+            **self.facts,
+        }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Mean, median and 99th percentile (the smallest value that 99 % do not exceed).
+
+    >>> spread([3.0, 1.0, 2.0])
+    {'mean': 2.0, 'p50': 2.0, 'p99': 3.0}
+    """
+    if not values:
+        return {"mean": 0.0, "p50": 0.0, "p99": 0.0}
+    ordered = sorted(values)
+    rank = -(-99 * len(ordered) // 100)
+    return {
+        "mean": statistics.fmean(ordered),
+        "p50": statistics.median(ordered),
+        "p99": ordered[rank - 1],
+    }
+
+
+def run_workload(
+    engine: SteppingEngine, workload: Workload, on_step: Callable[[int], None] | None = None
+) -> Run:
+    """Give the engine all requests at once and step it until the last has ended.
+
+    `on_step` is told how many tokens each step brought.
+    """
+    for index, item in enumerate(workload.items):
+        params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.max_tokens)
+        engine.add_request(str(index), item.prompt_token_ids, params)
+    token_times: list[list[float]] = [[] for _ in workload.items]
+    num_steps = 0
+    start = time.perf_counter()
+    while engine.has_unfinished_requests:
+        outputs = engine.step()
+        now = time.perf_counter() - start
+        num_steps += 1
+        for output in outputs:
+            token_times[int(output.request_id)] += [now] * len(output.new_token_ids)
+        if on_step is not None:
+            on_step(sum(len(output.new_token_ids) for output in outputs))
+    return Run(time.perf_counter() - start, num_steps, token_times)

@@ -1,0 +1,213 @@
+"""The face of the engine: text in, text out, under vLLM's names.
+
+from minivllm import LLM, SamplingParams
+outputs = LLM("smollm2").generate(["Once upon a time"], SamplingParams(max_tokens=32))
+print(outputs[0].outputs[0].text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from minivllm.config import SchedulerConfig
+from minivllm.device import available_bytes, choose_device, choose_dtype
+from minivllm.engine import Engine
+from minivllm.executor import ModelExecutor
+from minivllm.kv_budget import num_blocks_within
+from minivllm.kv_cache import KVCache
+from minivllm.model import LlamaModel, ModelConfig
+from minivllm.output_processor import OutputProcessor
+from minivllm.outputs import RequestOutput
+from minivllm.prompts import Prompt, as_params_list, as_prompt_list, parse_prompt
+from minivllm.sampling_params import SamplingParams
+from minivllm.scheduler import Scheduler
+from minivllm.step_records import EngineOutput
+from minivllm.tokenizer import Tokenizer
+from minivllm.weights import load_weights, read_facts
+
+Message = dict[str, str]
+
+
+class LLM:
+    """A model, its tokenizer and an engine.
+
+    model: "smollm2", a GGUF file, a Hugging Face folder, or "tiny" (random weights). dtype: "auto"
+    (float32 on a CPU, bfloat16 on a GPU) or its name. device: "auto" (CUDA where present) or a
+    torch device. The KV cache has num_blocks blocks of block_size tokens, or as many as
+    kv_cache_memory bytes pay for; num_host_blocks more in host memory serve preemption_mode="swap".
+    max_model_len: tokens of one request, at most the model's context. The other options are
+    SchedulerConfig's. Raises ValueError for whatever cannot work.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        kv_cache_memory: int | None = None,
+        max_model_len: int | None = None,
+        seed: int = 0,
+        **scheduler_options: Any,
+    ) -> None:
+        self.device = choose_device(device)
+        dtype = choose_dtype(dtype, self.device)
+        facts = read_facts(model)
+        context = facts.context_length
+        if max_model_len is not None and max_model_len > context:
+            raise ValueError(f"max_model_len is {max_model_len}; the model was made for {context}")
+        self.tokenizer = Tokenizer.from_model(model)
+        config, weights = load_weights(model, dtype, self.device, seed)
+        self.model = LlamaModel(config, weights, dtype, self.device)
+        if num_blocks is None:
+            num_blocks = self._num_blocks(config, block_size, dtype, kv_cache_memory)
+        scheduler_config = SchedulerConfig(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=max_model_len or context,
+            **scheduler_options,
+        )
+        executor = ModelExecutor(
+            self.model, num_blocks, block_size, scheduler_config.num_host_blocks
+        )
+        self.engine = Engine(Scheduler(scheduler_config), executor, facts.eos_token_ids, seed)
+        self._processor = OutputProcessor(self.tokenizer)
+        self._ids = count()
+
+    def _num_blocks(
+        self, config: ModelConfig, block_size: int, dtype: torch.dtype, memory: int | None
+    ) -> int:
+        sizes = (config.num_layers, block_size, config.num_kv_heads, config.head_dim)
+        bytes_per_block = KVCache.bytes_per_block(*sizes, dtype)
+        return num_blocks_within(bytes_per_block, memory, self.device, available_bytes(self.device))
+
+    # --- many at once ---------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete each prompt; the outputs stand in the order of the prompts.
+
+        A prompt is a text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}. One
+        SamplingParams serves all prompts, or there is one for each. Raises ValueError, before
+        anything runs, when one of them cannot be served.
+        """
+        live = self._add_all(prompts, sampling_params)
+        outputs = list(live.values())
+        with tqdm(total=len(outputs), desc="prompts", disable=not use_tqdm) as bar:
+            for output in self._drain(live):
+                bar.update(output.finished)
+        return outputs
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one chat, [{"role": ..., "content": ...}, ...], or each of a list of chats."""
+        chats = [messages] if messages and isinstance(messages[0], dict) else messages
+        return self.generate([self.chat_prompt(chat) for chat in chats], sampling_params, use_tqdm)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Yield a request's output each time it has grown: the same object every time.
+
+        Leaving the loop early aborts what has not finished.
+        """
+        yield from self._drain(self._add_all(prompts, sampling_params))
+
+    def chat_prompt(self, messages: Sequence[Message]) -> dict[str, Any]:
+        """The prompt of a chat: its text in the model's own form, and the ids of that."""
+        text = self.tokenizer.apply_chat_template(list(messages))
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return {"prompt": text, "prompt_token_ids": token_ids}
+
+    def _add_all(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> dict[str, RequestOutput]:
+        prompts = as_prompt_list(prompts)
+        params = as_params_list(sampling_params, len(prompts))
+        live: dict[str, RequestOutput] = {}
+        try:
+            for prompt, wanted in zip(prompts, params, strict=True):
+                output = self.add_request(prompt, wanted)
+                live[output.request_id] = output
+        except ValueError as error:
+            self._abort_all(live)
+            raise ValueError(f"prompt {len(live)} of {len(prompts)}: {error}") from None
+        return live
+
+    def _drain(self, live: dict[str, RequestOutput]) -> Iterator[RequestOutput]:
+        """Step until the requests in `live` have ended, whoever else may step the engine too."""
+        try:
+            while live:
+                for output in self.step():
+                    if output.request_id in live and not output.finished:
+                        yield output
+                for output in [output for output in live.values() if output.finished]:
+                    del live[output.request_id]
+                    yield output
+        finally:
+            self._abort_all(live)
+
+    def _abort_all(self, live: dict[str, RequestOutput]) -> None:
+        for request_id in live:
+            self.abort(request_id)
+
+    # --- one by one -----------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> RequestOutput:
+        """Put one request in line; returns its output, which grows as `step` is called.
+
+        Raises ValueError for a request that cannot be served; all others go on.
+        """
+        if request_id is None:
+            request_id = next(i for i in map(str, self._ids) if i not in self._processor.states)
+        params = params or SamplingParams()
+        text, token_ids, cache_salt = parse_prompt(prompt, self.tokenizer)
+        self.engine.add_request(request_id, token_ids, params, priority, cache_salt)
+        return self._processor.add_request(request_id, text, token_ids, params)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step of the engine; the outputs that grew in it."""
+        return self._process(self.engine.step())
+
+    def abort(self, request_id: str) -> list[RequestOutput]:
+        """End a request now; its last output, or nothing for an id that is not running."""
+        return self._process(self.engine.abort(request_id))
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return self.engine.has_unfinished_requests
+
+    def _process(self, results: list[EngineOutput]) -> list[RequestOutput]:
+        outputs: dict[str, RequestOutput] = {}
+        for result in results:
+            output, stop_string = self._processor.process(result)
+            outputs[output.request_id] = output
+            if stop_string is not None:
+                stopped = self.engine.stop(result.request_id, result.sample_index, stop_string)
+                self._processor.process(stopped)
+        return list(outputs.values())
