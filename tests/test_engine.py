@@ -1,0 +1,137 @@
+"""Engine: the door, the loop, and what observers see."""
+
+import pytest
+from helpers import drain, engine_of, greedy, is_empty, num_free, prompt, solo
+
+from minivllm.sampling_params import SamplingParams
+
+
+def test_a_request_goes_through():
+    """Three tokens, three steps; then nobody is left."""
+    engine = engine_of(4, 8)
+    engine.add_request("r", prompt(5), greedy(3))
+    assert engine.has_unfinished_requests
+    reasons = [[result.finish_reason for result in engine.step()] for _ in range(3)]
+    assert reasons == [[None], [None], ["length"]]
+    assert not engine.has_unfinished_requests and engine.step() == []
+
+
+def test_default_parameters():
+    engine = engine_of(4, 8)
+    engine.add_request("r", prompt(3))
+    assert len(drain(engine)["r"]) == SamplingParams().max_tokens == 16
+
+
+@pytest.mark.parametrize("token", [-1, 1000, 1001])
+def test_d30_a_token_outside_the_vocabulary_is_refused(token: int):
+    """V = 1000: -1 would read the embedding from its end, V and V + 1 beyond it. In the prompt and
+    among the stop tokens alike; nothing is held, and the next request goes on."""
+    engine = engine_of(4, 8)
+    with pytest.raises(ValueError, match=f"token id {token} is outside the vocabulary of 1000"):
+        engine.add_request("r", [1, token], greedy(2))
+    if token > 0:
+        with pytest.raises(ValueError, match=f"token id {token} is outside the vocabulary"):
+            engine.add_request("r", [1], greedy(2, stop_token_ids=[token]))
+    assert is_empty(engine) and not engine.has_unfinished_requests
+    engine.add_request("r", [0, 999], greedy(2))
+    assert drain(engine)["r"] == solo([0, 999], greedy(2))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        dict(prompt_token_ids=[]),
+        dict(prompt_token_ids=["a"]),
+        dict(prompt_token_ids=[1], priority="high"),
+        dict(prompt_token_ids=[1], cache_salt=1),
+        dict(prompt_token_ids=prompt(40)),
+        dict(prompt_token_ids=[1], params=greedy(99, n=99)),
+    ],
+)
+def test_d27_bad_input_is_refused_and_the_others_go_on(bad: dict):
+    """Whatever is wrong with one request: ValueError in one line, its id is free again, and the one
+    that runs is not disturbed."""
+    engine = engine_of(4, 8)
+    engine.add_request("good", prompt(5), greedy(4))
+    results = engine.step()
+    with pytest.raises(ValueError, match="request 'bad'") as caught:
+        engine.add_request("bad", **bad)
+    assert "\n" not in str(caught.value)
+    assert list(engine.scheduler.requests) == ["good"] and len(engine.scheduler.waiting) == 0
+    engine.add_request("bad", [1, 2], greedy(1))
+    assert drain(engine, results)["good"] == solo(prompt(5), greedy(4))
+
+
+def test_requests_without_a_seed_get_different_ones():
+    """And the same again in an engine that is made the same way."""
+
+    def run() -> dict[str, list[int]]:
+        engine = engine_of(4, 16)
+        for name in "ab":
+            engine.add_request(name, prompt(3), SamplingParams(max_tokens=6))
+        return drain(engine)
+
+    tokens = run()
+    assert tokens["a"] != tokens["b"] and tokens == run()
+
+
+def test_a_seed_of_its_own_makes_the_neighbours_irrelevant():
+    params = SamplingParams(max_tokens=6, seed=3)
+    alone = solo(prompt(3), params)
+    engine = engine_of(4, 16)
+    for name in "abc":
+        engine.add_request(name, prompt(4, 30), SamplingParams(max_tokens=2))
+    engine.add_request("r", prompt(3), params)
+    assert drain(engine)["r"] == alone
+
+
+def test_the_models_end_token_ends_a_request():
+    engine = engine_of(4, 8)
+    first = solo(prompt(3), greedy(1))[0]
+    engine.eos_token_ids = (first,)
+    engine.add_request("r", prompt(3), greedy(5))
+    engine.add_request("on", prompt(3), greedy(5, ignore_eos=True))
+    results = engine.step()
+    assert [(r.finish_reason, r.stop_reason) for r in results] == [("stop", None), (None, None)]
+
+
+def test_stop_ends_one_sample_and_leaves_the_others():
+    """A stop string in the text of sample 1: it ends with the string as its reason."""
+    engine = engine_of(4, 8)
+    engine.add_request("r", prompt(6), greedy(4, n=2))
+    engine.step()
+    result = engine.stop("r", 1, "END")
+    assert (result.sample_index, result.finish_reason, result.stop_reason) == (1, "stop", "END")
+    assert not result.request_ended
+    with pytest.raises(KeyError, match="no live sample 1"):
+        engine.stop("r", 1, "END")
+    assert list(drain(engine)) == ["r"] and is_empty(engine)
+
+
+def test_observers_see_each_step_after_its_update():
+    """Events of the update, an end say, are in the output they get; without any nothing changes."""
+    engine = engine_of(4, 8)
+    seen = []
+
+    def observe(engine, output):
+        kinds = [event.kind for event in output.events]
+        seen.append((output.step, kinds, num_free(engine)))
+
+    engine.observers.append(observe)
+    engine.add_request("r", prompt(5), greedy(2))
+    drain_steps = [engine.step(), engine.step()]
+    assert seen == [(1, ["add", "admit"], 6), (2, ["finish"], 8)]
+    assert drain_steps[1][0].finish_reason == "length"
+
+
+def test_events_between_steps_belong_to_the_next_one():
+    engine = engine_of(4, 8)
+    outputs = []
+    engine.observers.append(lambda engine, output: outputs.append(output))
+    engine.add_request("r", prompt(5), greedy(4))
+    engine.step()
+    engine.abort("r")
+    engine.step()
+    assert [str(event) for event in outputs[1].events] == [
+        "r ends (abort): 1 tokens, 2 blocks back"
+    ]
