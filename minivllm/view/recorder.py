@@ -1,0 +1,175 @@
+"""Watches an engine step by step and writes down what it sees; without it the engine pays nothing.
+
+    trace = record(engine)                       # or: with Recorder(engine) as recorder: ...
+    trace = record(engine, decode=lambda token_id: tokenizer.decode([token_id]))
+
+What a recorder reads of an engine is a `Look` (look.py): who holds which blocks, who waits, what
+the pool says. Whatever can give one can be recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minivllm.request import Request
+from minivllm.view.frame import FREE, BlockCell, Frame, RequestRow
+from minivllm.view.look import Look, LookAt, look_for
+from minivllm.view.trace import Trace
+
+Decode = Callable[[int], str]
+
+
+class Recorder:
+    """An observer that appends one frame per step to `trace`; as a context it stops at the end.
+
+    engine: an Engine, an LLM, or a StaticBatchingEngine. decode: token id -> text, to show what is
+    in a block (an LLM brings its own). block_size: into blocks of how many slots the rows of static
+    batching are cut for the eye. look_at: another way to read an engine.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        decode: Decode | None = None,
+        title: str = "",
+        block_size: int = 16,
+        look_at: LookAt | None = None,
+    ) -> None:
+        if decode is None and hasattr(engine, "tokenizer"):
+            decode = text_of_token(engine.tokenizer)
+        self.engine = getattr(engine, "engine", engine)
+        self._look_at = look_at or look_for(self.engine, block_size)
+        self.trace = Trace(*self._look_at.sizes, title=title)
+        self._decode = decode
+        self._numbers: dict[Request, int] = {}  # of those that may still change
+        self._rows: list[RequestRow] = []
+        self._cells: list[BlockCell] = [FREE] * self.trace.num_blocks
+        self(self.engine)
+        self.engine.observers.append(self)
+
+    def __call__(self, engine: Any, output: Any = None) -> None:
+        """Record the engine as it stands now; `output` is what its last step decided."""
+        frame, new_token_ids = self._frame_of(self._look_at(output))
+        self.trace.append(frame, new_token_ids, self._new_texts(new_token_ids))
+
+    def stop(self) -> None:
+        """Observe no further; the trace stays."""
+        if self in self.engine.observers:
+            self.engine.observers.remove(self)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    # --- from the engine's objects to a frame ---------------------------------------------------
+
+    def _frame_of(self, look: Look) -> tuple[Frame, dict[int, list[int]]]:
+        """A snapshot of the look, with the token ids that each request has got since the last."""
+        table_of = dict(look.holders)
+        seen = [*table_of, *look.waiting, *(request for request, _ in look.scheduled)]
+        for request in sorted(set(seen) - set(self._numbers), key=arrival):
+            self._numbers[request] = len(self._rows)
+            self._rows.append(RequestRow(request.name, request.num_prompt_tokens, 0))
+        numbers = dict(self._numbers)
+        new_token_ids = {}
+        for request, number in numbers.items():
+            known = self._rows[number]
+            if known.num_tokens and known.status == request.status.value == "waiting":
+                continue  # nothing happens to those in line, who may be many
+            if request.num_tokens > known.num_tokens:
+                new_token_ids[number] = request.token_ids[known.num_tokens :]
+            table = table_of.get(request, ())
+            self._rows[number] = _row(request, table, look.padding.get(request, 0))
+            if request.is_finished and request not in table_of:
+                del self._numbers[request]
+        self._update_cells(look, numbers)
+        frame = Frame(
+            look.step,
+            tuple(self._rows),
+            tuple(numbers[request] for request in table_of),
+            tuple(numbers[request] for request in look.waiting),
+            tuple((numbers[request], num_new) for request, num_new in look.scheduled),
+            tuple(self._cells),
+            tuple(look.events),
+            tuple(look.ops),
+        )
+        return frame, new_token_ids
+
+    def _update_cells(self, look: Look, numbers: dict[Request, int]) -> None:
+        """Blocks in use, from their holders' tables; of the others, what the cache still knows."""
+        ref_cnt, cached, cells = look.ref_cnt, look.cached, self._cells
+        in_use: dict[int, tuple] = {}
+        for request, block_ids in look.holders:
+            number, start = numbers[request], look.padding.get(request, 0)
+            fills = _fills(start, start + request.num_computed_tokens, self.trace.block_size)
+            for index, block_id in enumerate(block_ids):
+                fill = fills[index] if index < len(fills) else 0
+                if block_id not in in_use or fill > in_use[block_id][1]:
+                    _, _, *first = in_use.get(block_id, (0, 0, block_id in cached, number, index))
+                    in_use[block_id] = (ref_cnt[block_id], fill, *first)
+        for block_id, old in enumerate(cells):
+            new = in_use.get(block_id)
+            if new is None:
+                kept = old[2:] if block_id in cached else FREE[2:]
+                fill = old.fill if block_id in cached else 0
+                new = (ref_cnt[block_id], fill, *kept)
+            if new != old:
+                cells[block_id] = BlockCell(*new)
+
+    def _new_texts(self, new_token_ids: dict[int, list[int]]) -> dict[int, str]:
+        if self._decode is None:
+            return {}
+        seen = {token_id for ids in new_token_ids.values() for token_id in ids}
+        new = sorted(seen - self.trace.texts.keys())
+        return {token_id: self._decode(token_id) for token_id in new}
+
+
+def record(engine: Any, decode: Decode | None = None, title: str = "", **options: Any) -> Trace:
+    """Observe an engine from now on; the trace that is returned grows with each of its steps."""
+    return Recorder(engine, decode, title, **options).trace
+
+
+def text_of_token(tokenizer: Any) -> Decode:
+    """A function token id -> text; special tokens are spelled out."""
+    return lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+def arrival(request: Request) -> tuple[int, int]:
+    """Where a request stands among all that ever came: the order of the letters."""
+    return request.arrival, request.sample_index
+
+
+def _fills(start: int, end: int, block_size: int) -> list[int]:
+    """Tokens in each block of a table whose slots start .. end - 1 are taken.
+
+    >>> _fills(0, 10, 4), _fills(3, 10, 4)
+    ([4, 4, 2], [1, 4, 2])
+    """
+    if end <= start:
+        return []
+    fills = [block_size] * -(-end // block_size)
+    fills[-1] -= -end % block_size
+    for index in range(start // block_size):
+        fills[index] = 0
+    fills[start // block_size] -= start % block_size
+    return fills
+
+
+def _row(request: Request, block_ids: Sequence[int], num_padding: int) -> RequestRow:
+    return RequestRow(
+        request.name,
+        request.num_prompt_tokens,
+        request.max_tokens or 0,
+        request.status.value,
+        request.num_tokens,
+        request.num_computed_tokens,
+        request.num_cached_tokens,
+        request.num_preemptions,
+        tuple(block_ids),
+        tuple(request.host_block_ids),
+        request.finish_reason,
+        num_padding,
+    )
