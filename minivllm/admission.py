@@ -36,6 +36,8 @@ def check_can_run_alone(request: Request, config: SchedulerConfig, reserve: Rese
     request.max_tokens = min(request.max_tokens or room, room)
     num_tokens = max(request.max_kv_tokens, reserve(request))
     num_blocks = num_blocks_for(num_tokens, config.block_size)
+    if request.is_beam:  # beams wait for one another, so there must be room for all at once
+        num_blocks = num_blocks * request.num_seats + config.watermark_blocks
     if num_blocks > config.num_blocks:
         raise ValueError(
             f"{where}: {length} prompt tokens and up to {request.max_tokens} more need {num_blocks}"

@@ -54,6 +54,7 @@ class Engine:
         params: SamplingParams | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        is_beam: bool = False,
     ) -> None:
         """Put a request in line. Raises ValueError, at once and for this request only, when it is
         malformed, could never run, or bears the id of one that has not ended."""
@@ -66,6 +67,7 @@ class Engine:
             priority,
             cache_salt,
             seed=self.seed + self.scheduler.num_arrivals,
+            is_beam=is_beam,
         )
         for token_id in (*request.token_ids, *request.params.stop_token_ids):
             if not 0 <= token_id < self.executor.vocab_size:
@@ -87,7 +89,9 @@ class Engine:
     def abort(self, request_id: str) -> list[EngineOutput]:
         """End a request wherever it is; returns the last output of each of its live samples (one,
         unless n > 1), or nothing for an id that is unknown or has ended."""
-        return self.scheduler.abort(request_id)
+        group = self.scheduler.requests.get(request_id)
+        samples = list(group.samples) if group else []
+        return [self.scheduler.finish(request, "abort") for request in samples]
 
     def stop(self, request_id: str, sample_index: int, stop_reason: str) -> EngineOutput:
         """End one live sample whose text has met a stop string. Raises KeyError when none lives."""

@@ -88,11 +88,13 @@ class ModelExecutor:
     def _sample(
         self, logits: Tensor, complete: list[tuple[int, Request]], answer: ModelOutput
     ) -> None:
-        """Draw a token for each complete request, and one for each sample it will fork into."""
+        """Draw a token for each complete request, and one for each sample it will fork into; for a
+        beam, only the log probabilities to choose from.
+        """
         rows = [
             (row, index, request, request.sample_index + i)
             for row, (index, request) in enumerate(complete)
-            for i in range(request.num_seats)
+            for i in range(1 if request.is_beam else request.num_seats)
         ]
         if len(rows) > len(complete):
             logits = logits[[row for row, *_ in rows]]  # [rows, V]
@@ -102,8 +104,9 @@ class ModelExecutor:
             [request.next_draw(sample_index) for _, _, request, sample_index in rows],
             [request.suppressed_token_ids for _, _, request, _ in rows],
         )
-        for (_, index, _, _), token in zip(rows, drawn, strict=True):
-            answer.sampled_token_ids[index].append(token.token_id)
+        for (_, index, request, _), token in zip(rows, drawn, strict=True):
+            if not request.is_beam:
+                answer.sampled_token_ids[index].append(token.token_id)
             if token.error is not None:
                 answer.errors[index] = token.error
             if token.logprobs is not None:

@@ -57,14 +57,16 @@ class FakeExecutor:
         chunks = output.live_chunks()
         self._check_slots_distinct(chunks)
         digests = [self._write(request, num_new) for _, request, num_new in chunks]
-        sampled: list[list[int]] = [[] for _ in output.requests]
+        answer = ModelOutput([[] for _ in output.requests])
         for (index, request, num_new), digest in zip(chunks, digests, strict=True):
             end = request.num_computed_tokens + num_new
             if self.check_all:
                 self._check_context(request, end)
-            if end == request.num_tokens:
-                sampled[index] = self._sample(request, digest)
-        return ModelOutput(sampled)
+            if end == request.num_tokens and request.is_beam:
+                answer.logprobs[index] = [self._offer(request, digest)]
+            elif end == request.num_tokens:
+                answer.sampled_token_ids[index] = self._sample(request, digest)
+        return answer
 
     def _move(self, op: BlockOp) -> None:
         source = self.host_slots if op.kind == "swap_in" else self.slots
@@ -113,6 +115,13 @@ class FakeExecutor:
             self._choose(request, digest, sample_index)
             for sample_index in range(first, first + request.num_seats)
         ]
+
+    def _offer(self, request: Request, digest: int) -> dict[int, float]:
+        """Made-up log probabilities of a beam's likeliest tokens, as many as it asks for."""
+        scores = {token: -(extend_digest(digest, token) >> 20) % 997 / 100
+                  for token in range(self.vocab_size)}  # fmt: skip
+        likeliest = sorted(scores, key=lambda token: (scores[token], token))
+        return {token: -scores[token] for token in likeliest[: request.params.logprobs]}
 
     def _choose(self, request: Request, digest: int, sample_index: int) -> int:
         draw = request.next_draw(sample_index)

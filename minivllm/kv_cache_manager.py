@@ -105,7 +105,13 @@ class KVCacheManager:
         block_ids[index] = new_block_id
 
     def fork(self, parent: Request, child: Request) -> None:
-        """Share the parent's written blocks with the child; takes no block, so it cannot fail."""
+        """Share the parent's written blocks with the child; takes no block, so it cannot fail.
+
+        What a preempted parent has in host memory is not shared: the child computes its own.
+        """
+        if not parent.block_table.block_ids:
+            child.num_computed_tokens = 0
+            return
         num_written = num_blocks_for(parent.num_computed_tokens, self.block_size)
         child.block_table.block_ids = parent.block_table.block_ids[:num_written]
         self.pool.touch(child.block_table.block_ids)

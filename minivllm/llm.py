@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from minivllm.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from minivllm.config import SchedulerConfig
 from minivllm.device import available_bytes, choose_device, choose_dtype
 from minivllm.engine import Engine
@@ -130,6 +131,38 @@ class LLM:
         """
         yield from self._drain(self._add_all(prompts, sampling_params))
 
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, the best first; all prompts run together.
+
+        Raises ValueError when a search cannot be served, or fails.
+        """
+        searches: dict[str, BeamSearch] = {}
+        try:
+            for prompt in as_prompt_list(prompts):
+                _, token_ids, salt = parse_prompt(prompt, self.tokenizer)
+                request_id = self._new_id()
+                search = BeamSearch(self.engine, request_id, token_ids, params, salt)
+                searches[request_id] = search
+            while any(search.is_running for search in searches.values()):
+                results = self.engine.step()
+                self._process([result for result in results if result.request_id not in searches])
+                for result in results:
+                    if result.request_id in searches:
+                        searches[result.request_id].take(result)
+        finally:
+            for request_id in searches:
+                self.engine.abort(request_id)
+        return [self._read_beams(search) for search in searches.values()]
+
+    def _read_beams(self, search: BeamSearch) -> BeamSearchOutput:
+        if search.error is not None:
+            raise ValueError(f"beam search {search.request_id}: {search.error}")
+        for sequence in search.kept:
+            sequence.text = self.tokenizer.decode(sequence.tokens)
+        return BeamSearchOutput(search.kept)
+
     def chat_prompt(self, messages: Sequence[Message]) -> dict[str, Any]:
         """The prompt of a chat: its text in the model's own form, and the ids of that."""
         text = self.tokenizer.apply_chat_template(list(messages))
@@ -184,11 +217,14 @@ class LLM:
         Raises ValueError for a request that cannot be served; all others go on.
         """
         if request_id is None:
-            request_id = next(i for i in map(str, self._ids) if i not in self._processor.states)
+            request_id = self._new_id()
         params = params or SamplingParams()
         text, token_ids, cache_salt = parse_prompt(prompt, self.tokenizer)
         self.engine.add_request(request_id, token_ids, params, priority, cache_salt)
         return self._processor.add_request(request_id, text, token_ids, params)
+
+    def _new_id(self) -> str:
+        return next(i for i in map(str, self._ids) if i not in self.engine.scheduler.requests)
 
     def step(self) -> list[RequestOutput]:
         """Run one step of the engine; the outputs that grew in it."""

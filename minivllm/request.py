@@ -43,7 +43,7 @@ class Request:
         "stop_token_ids", "eos_token_ids", "priority", "cache_salt", "seed", "arrival", "status",
         "num_computed_tokens", "num_cached_tokens", "num_lost_tokens", "num_preemptions",
         "num_unforked", "finish_reason", "stop_reason", "block_table", "host_block_ids",
-        "block_hashes", "num_published",
+        "block_hashes", "num_published", "is_beam",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +56,7 @@ class Request:
         priority: int = 0,
         cache_salt: str | None = None,
         seed: int = 0,
+        is_beam: bool = False,
     ) -> None:
         if len(prompt_token_ids) == 0:
             raise ValueError(f"request {request_id!r}: the prompt is empty (0 tokens)")
@@ -75,6 +76,7 @@ class Request:
         self.priority = priority
         self.cache_salt = cache_salt
         self.seed = seed if params.seed is None else params.seed
+        self.is_beam = is_beam  # its tokens are chosen by beam_search.py, not by the sampler
         self.arrival = -1  # place in the line, given at the door
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0

@@ -74,15 +74,17 @@ class Scheduler:
         budget = self._schedule_running(output)
         if self.stats.num_preemptions == num_preemptions:
             self._schedule_waiting(output, budget)
+            if not output.requests and self.running and self.waiting:
+                # Only beams that wait for their token run: make room for those they wait for.
+                self._preempt_request(self.running[-1], "so that the first in line can enter")
         self._collect_block_moves(output)
         return output
 
     def _collect_block_moves(self, output: SchedulerOutput) -> None:
         output.block_ops = self.kv.take_block_ops()
-        for op in output.block_ops:
-            if op.kind == "copy":
-                self.stats.num_copied_blocks += 1
-                self._log("copy", f"block {op.src}", f"is shared: copied to {op.dst} to be written")
+        for src, dst in ((op.src, op.dst) for op in output.block_ops if op.kind == "copy"):
+            self.stats.num_copied_blocks += 1
+            self._log("copy", f"block {src}", f"is shared: copied to {dst} to be written")
         for block_id in self.kv.take_evicted():
             self._log("evict", f"block {block_id}", "is taken for new tokens: its prefix is lost")
 
@@ -118,40 +120,33 @@ class Scheduler:
             return
         seats = self.config.max_num_seqs - sum(request.num_seats for request in self.running)
         while (request := self.waiting.peek()) is not None:
-            if request.num_seats > seats:
-                numbers = f"needs {request.num_seats} seats, {seats} free"
-                self._log("wait", request.name, f"waits: {numbers}")
+            need = self.kv.initial_need(request, self.reserve(request))
+            num_cached = len(need.cached_block_ids) * self.config.block_size
+            num_lacking = request.num_tokens - (num_cached or request.num_computed_tokens)
+            if reason := self._reason_to_wait(request, need.num_blocks, num_lacking, seats, budget):
+                self._log("wait", request.name, f"waits: {reason}")
                 return
-            num_new = self._admit(request, budget)
-            if num_new is None:
-                return
+            self.kv.allocate_initial(self.waiting.pop(), self.reserve(request), need)
+            self._enter(request, num_cached, need.num_blocks)
             seats -= request.num_seats
+            num_new = self._cut_chunk(request, num_lacking, min(self.config.max_chunk, budget))
             if num_new:
                 output.add(request, num_new)
                 budget -= num_new
 
-    def _admit(self, request: Request, budget: int) -> int | None:
-        """Move the first in line to `running`; its tokens for this step, or None: it has to
-        wait.
-        """
-        num_reserved = self.reserve(request)
-        need = self.kv.initial_need(request, num_reserved)
+    def _reason_to_wait(
+        self, request: Request, num_blocks: int, num_lacking: int, seats: int, budget: int
+    ) -> str | None:
+        """Why the first in line may not enter now, in numbers; None when it may."""
         num_free = self.kv.pool.num_free_blocks
         watermark = self.config.watermark_blocks if self.running else 0
-        if num_free - watermark < need.num_blocks:
-            numbers = f"needs {need.num_blocks} blocks, {num_free} free, watermark {watermark}"
-            self._log("wait", request.name, f"waits: {numbers}")
-            return None
-        num_cached = len(need.cached_block_ids) * self.config.block_size
-        num_lacking = request.num_tokens - (num_cached or request.num_computed_tokens)
+        if request.num_seats > seats:
+            return f"needs {request.num_seats} seats, {seats} free"
+        if num_free - watermark < num_blocks:
+            return f"needs {num_blocks} blocks, {num_free} free, watermark {watermark}"
         if budget == 0 or (num_lacking > budget and not self.config.enable_chunked_prefill):
-            numbers = f"{num_lacking} tokens to run, {budget} left of the budget"
-            self._log("wait", request.name, f"waits: {numbers}")
-            return None
-        self.waiting.pop()
-        self.kv.allocate_initial(request, num_reserved, need)
-        self._enter(request, num_cached, need.num_blocks)
-        return self._cut_chunk(request, num_lacking, min(self.config.max_chunk, budget))
+            return f"{num_lacking} tokens to run, {budget} left of the budget"
+        return None
 
     def _enter(self, request: Request, num_cached: int, num_blocks: int) -> None:
         resumes = request.status is RequestStatus.PREEMPTED
@@ -172,7 +167,7 @@ class Scheduler:
     def _order(self, request: Request) -> tuple[float, int, int]:
         return self.policy(request), request.arrival, request.sample_index
 
-    # --- preempt, abort -------------------------------------------------------------------------
+    # --- preempt, finish ------------------------------------------------------------------------
 
     def _preempt_request(self, request: Request, why: str = "on demand") -> Request:
         """Take a running request's blocks; it resumes before anybody who has not run yet."""
@@ -188,14 +183,6 @@ class Scheduler:
             cost = f"{num_computed} tokens to compute again"
         self._log("preempt", request.name, f"is preempted {why}: {cost}")
         return request
-
-    def abort(self, request_id: str) -> list[EngineOutput]:
-        """End a request, wherever it is; the last output of each of its live samples.
-
-        An unknown or ended id gives an empty list.
-        """
-        group = self.requests.get(request_id)
-        return [self.finish(request, "abort") for request in list(group.samples)] if group else []
 
     def finish(
         self, request: Request, reason: str, stop_reason: int | str | None = None
@@ -224,29 +211,36 @@ class Scheduler:
             request.num_computed_tokens += num_new
             self.kv.publish_full_blocks(request)
             token_ids, logprobs = model_output.sampled_token_ids[index], model_output.logprobs
-            samples = [request]  # one token for it, and each further one for a fork of it
-            while len(samples) < len(token_ids):
-                samples.append(self._fork(request))
-            for i, token_id in enumerate(token_ids):
-                of_sample = [logprobs[index][i]] if index in logprobs else None
-                results.append(self._append(samples[i], token_id, of_sample))
+            if token_ids:
+                results += self.append_tokens(request, token_ids, logprobs.get(index))
+            elif index in logprobs:  # a beam: its token is chosen outside, and it waits for that
+                results.append(EngineOutput.of(request, [], logprobs[index]))
         if any(result.finish_reason for result in results):
             self.running = [request for request in self.running if not request.is_finished]
         self.events = []
         return results
 
-    def _append(
-        self, request: Request, token_id: int, logprobs: list[dict[int, float]] | None
-    ) -> EngineOutput:
-        request.append_token(token_id)
-        ended = request.finish_reason is not None and self._release(request)
-        return EngineOutput.of(request, [token_id], logprobs, ended)
+    def append_tokens(
+        self, request: Request, token_ids: list[int], logprobs: list[dict[int, float]] | None = None
+    ) -> list[EngineOutput]:
+        """One token to the request, and each further one to a sample forked from it."""
+        results = []
+        samples = [request] + [self._fork(request) for _ in token_ids[1:]]
+        for i, (sample, token_id) in enumerate(zip(samples, token_ids, strict=True)):
+            sample.append_token(token_id)
+            ended = sample.finish_reason is not None and self._release(sample)
+            of_sample = [logprobs[i]] if logprobs else None
+            results.append(EngineOutput.of(sample, [token_id], of_sample, ended))
+        return results
 
     def _fork(self, parent: Request) -> Request:
-        """A new running sample that shares all of the parent's blocks."""
+        """A new sample that shares all of the parent's blocks; without any, it computes its own."""
         child = self.requests[parent.request_id].fork(parent)
         self.kv.fork(parent, child)
-        insort(self.running, child, key=self._order)
+        if parent.status is RequestStatus.RUNNING:
+            insort(self.running, child, key=self._order)
+        else:
+            self.waiting.push(child)
         num_shared = child.block_table.num_blocks
         self._log("fork", child.name, f"is forked from {parent.name}, sharing {num_shared} blocks")
         return child
