@@ -60,6 +60,8 @@ def test_today():
         ("{{ messages | nope }}", "chat template is broken in line 1: No filter named 'nope'"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "failed: maximum recursion"),
         ("{% for i in range(999999999) %}{% endfor %}", "failed: Range too big"),
+        ("{% set ns = namespace() %}{% set ns.__html__ = 1 %}", "may not set '__html__'"),
+        ("{{ namespace(**{'__call__': 1}) }}", "may not set '__call__'"),
         ("{% include '/etc/passwd' %}", "chat template failed: "),
     ],
 )

@@ -68,6 +68,18 @@ def test_special_tokens_by_option():
     assert deltas(TINY, ids, skip=False) == ["<|im_start|>", "", "é", "<|im_end|>", ""]
 
 
+def test_added_tokens_are_written_as_they_read():
+    """DeepSeek's special tokens hold characters outside the alphabet of bytes, others a space."""
+    tokens = ["<｜end▁of▁text｜>", "<a b>", *bytes_of_character()]
+    backend = Backend(models.BPE({token: index for index, token in enumerate(tokens)}, []))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(tokens[:2])
+    tokenizer = Tokenizer(TokenizerParts(backend, [0], {}, None))
+    ids = [1, backend.token_to_id("x"), 0]
+    assert deltas(tokenizer, ids, skip=False) == ["<a b>", "x", "<｜end▁of▁text｜>", ""]
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<a b>x<｜end▁of▁text｜>"
+
+
 def test_unknown_ids_add_nothing():
     """A model may have more rows than its tokenizer has tokens."""
     assert deltas(TINY, [ord("a") + 3, 5000, ord("b") + 3]) == ["a", "", "b", ""]

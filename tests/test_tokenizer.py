@@ -251,6 +251,18 @@ def test_other_ways_of_cutting_words(words: str, transformers: ModuleType, tmp_p
         assert ours.encode(text, add_special_tokens=False) == expected, text
 
 
+def test_llama3_takes_a_whole_word_from_the_vocabulary():
+    """Its vocabulary holds words that no merge leads to; merges alone never find them."""
+    values = tokenizer_values()
+    more = {
+        "tokens": [*values["tokenizer.ggml.tokens"], "Ġxyz"],
+        "token_type": [*values["tokenizer.ggml.token_type"], 1],
+    }
+    llama3 = Tokenizer(small(pre="llama-bpe", add_bos_token=False, **more))
+    assert llama3.encode(" xyz the") == [263, 261]
+    assert Tokenizer(small(**more)).encode(" xyz")[1:] == [ord(letter) + 3 for letter in "xyz"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -150,6 +150,22 @@ def test_a_folder_that_does_not_fit(changes: dict[str, object], message: str, tm
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": False},
+        {"model_type": "mistral", "sliding_window": 1024},
+        {"rope_scaling": {"rope_type": "default"}},
+        {"hidden_act": "swish", "attention_bias": False, "partial_rotary_factor": 1.0},
+    ],
+)
+def test_settings_that_change_nothing_are_accepted(changes: dict[str, object], tmp_path: Path):
+    """Published Qwen2.5 states a window it does not use; a window of the whole context is none."""
+    config = dataclasses.replace(CONFIG, qkv_bias=changes.get("model_type") == "qwen2")
+    write_hf_folder(tmp_path, config, weights_of(config), **changes)
+    assert load_weights(str(tmp_path))[0] == config
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_missing_tensor_is_named(shards: int, tmp_path: Path):
     """One tensor was never written."""
