@@ -8,19 +8,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from minivllm.beam_search import BeamSearchParams
     from minivllm.engine import Engine
     from minivllm.llm import LLM
     from minivllm.outputs import CompletionOutput, RequestOutput
     from minivllm.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "Engine", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "Engine",
+    "RequestOutput",
+    "SamplingParams",
+]
 
 
 def __getattr__(name: str) -> object:
     """Import a public name from its module on first use (PEP 562)."""
     homes = {
         "LLM": "minivllm.llm",
+        "BeamSearchParams": "minivllm.beam_search",
         "CompletionOutput": "minivllm.outputs",
         "Engine": "minivllm.engine",
         "RequestOutput": "minivllm.outputs",

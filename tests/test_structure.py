@@ -18,7 +18,7 @@ PACKAGE = Path(minivllm.__file__).parent
 
 # Modules that may load torch. Every other one in the package's own folder must do without.
 TENSOR_HALF = {"attention", "kv_cache", "linear", "model", "sampler", "weights"}
-TENSOR_HALF |= {"weights_folder", "weights_gguf"}
+TENSOR_HALF |= {"weights_folder", "weights_gguf", "device", "kv_budget"}
 MAY_USE_TORCH = TENSOR_HALF | {"triton_attention", "executor", "llm", "__main__"}
 # What must exist and load no torch: the half that decides, its fake twin, the engine between.
 BOOKKEEPING = [
