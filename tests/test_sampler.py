@@ -49,6 +49,7 @@ def tokens(results: list[SampledToken]) -> list[int]:
         (SamplingParams(top_p=0.71), [1, 3, 5]),  # 0.40 + 0.30 are not enough
         (SamplingParams(top_p=0.999999), [0, 1, 2, 3, 4, 5]),
         (SamplingParams(min_p=0.26), [1, 3, 5]),  # 0.26 of 0.40 is 0.104
+        (SamplingParams(min_p=0.08), [0, 1, 2, 3, 5]),
         (SamplingParams(min_p=1.0), [3]),
         (SamplingParams(top_k=3, top_p=0.6), [1, 3]),  # of 0.82 left, 0.492 are needed
         (SamplingParams(min_p=0.2, top_k=4, top_p=0.9), [1, 2, 3, 5]),
