@@ -736,13 +736,16 @@ class View {
     event.preventDefault();
   }
 
-  // One more iteration of a run that is going on; whoever looks at the last one goes along.
-  extend(r, line) {
-    const follows = this.step === this.length - 1;
-    this.runs[r].add(line);
-    this.pending = follows ? this.length - 1 : this.pending ?? this.step;
+  // More iterations of a run that goes on: its lines from number `start` on, known ones among them.
+  // Whoever looks at the last one goes along.
+  extend(r, start, lines) {
+    const run = this.runs[r], fresh = lines.slice(Math.max(0, run.frames.length - start));
+    if (!fresh.length || start > run.frames.length) return;
+    const follows = this.pending !== undefined || this.step === this.length - 1;
+    fresh.forEach((line) => run.add(line));
+    if (follows) this.pending = this.length - 1;
     this.frameRequest ??= requestAnimationFrame(() => {
-      const target = this.pending;
+      const target = this.pending ?? this.step;
       this.frameRequest = this.pending = undefined;
       this.draw();
       this.go(target);
@@ -750,6 +753,11 @@ class View {
   }
 
   replace(payload) {
+    const longer = (trace, r) => this.runs[r]?.title === trace.title && trace.frames.length > this.runs[r].frames.length;
+    if (payload.live && payload.traces.every(longer)) {
+      payload.traces.forEach((trace, r) => this.extend(r, 0, trace.frames));
+      return;
+    }
     const step = this.step;
     this.build(payload);
     this.show(step);
@@ -792,15 +800,16 @@ function render({ model, el }) {
   });
   const onStep = () => { if (model.get("step") !== view.step) view.show(model.get("step")); };
   const onPayload = () => view.replace(model.get("payload"));
-  const onMessage = (message) => { if (message.line) view.extend(message.run, message.line); };
+  const onFresh = () => { const fresh = model.get("fresh"); if (fresh.lines) view.extend(0, fresh.start, fresh.lines); };
+  onFresh();
   model.on("change:step", onStep);
   model.on("change:payload", onPayload);
-  model.on("msg:custom", onMessage);
+  model.on("change:fresh", onFresh);
   return () => {
     view.stop();
     model.off("change:step", onStep);
     model.off("change:payload", onPayload);
-    model.off("msg:custom", onMessage);
+    model.off("change:fresh", onFresh);
   };
 }
 

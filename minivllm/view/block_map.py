@@ -5,54 +5,22 @@
     BlockMap(trace).save("map.html")             # one page that needs nothing else
     print(BlockMap(trace).text(7))
 
-One renderer, block_map.js, draws in all of them. The HTML holds the text map first and the trace as
-JSON; the module then puts the interactive map in its place, so where scripts are not run the text
-remains. Invariant: nothing in it is random, and nothing of a trace can become markup.
+The text is deterministic, and what nbval compares. How the HTML is made is page.py's business.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minivllm.view.page import map_html, page_html
 from minivllm.view.text_map import clean, map_text
 from minivllm.view.timeline import timeline_text
 from minivllm.view.trace import Trace
 
 if TYPE_CHECKING:
     from minivllm.view.widget import BlockMapWidget
-
-MODULE = Path(__file__).with_name("block_map.js")
-# Several maps may share a page, and ids would differ from run to run: a host is found by its class.
-MOUNT_ALL = """
-for (const host of document.querySelectorAll(".mv-host:not([data-mounted])")) {
-  mount(host, JSON.parse(host.querySelector('script[type="application/json"]').textContent));
-}
-"""
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ margin: 16px; background: Canvas; color: CanvasText; }}
-main {{ max-width: 1280px; margin: 0 auto; }}
-h1 {{ font: 600 20px/1.4 system-ui, sans-serif; margin: 0 0 12px; }}
-</style>
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-{body}
-</main>
-</body>
-</html>
-"""
 
 
 class BlockMap:
@@ -101,7 +69,7 @@ class BlockMap:
 
     def payload(self) -> dict[str, Any]:
         """What block_map.js needs to draw, as JSON values."""
-        traces = [trace.header | {"frames": trace.lines} for trace in self.traces]
+        traces = [trace.header | {"frames": list(trace.lines)} for trace in self.traces]
         return {"traces": traces, "parts": self.parts, "columns": self.columns, "step": self.step}
 
     def html(self, titles: bool = True) -> str:
@@ -109,22 +77,14 @@ class BlockMap:
 
         titles: say over each run what it is, where the page around does not.
         """
-        # No "<" in the data, or a request named </script> would end it.
-        payload = self.payload() | {"titles": titles}
-        data = json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")
-        return (
-            f'<div class="mv-host"><pre>{escape(self.text())}</pre>'
-            f'<script type="application/json">{data}</script></div>\n'
-            f'<script type="module">\n{module_source()}{MOUNT_ALL}</script>'
-        )
+        return map_html(self.text(), self.payload() | {"titles": titles})
 
     def save(self, path: str | Path, title: str | None = None) -> None:
         """Write a page of its own that works from a file, without a network."""
         titles = [trace.title for trace in self.traces if trace.title]
         heading = title or " and ".join(titles) or "Block map"
         body = self.html(titles=len(self.traces) > 1 or heading not in titles)
-        page = PAGE.format(title=escape(clean(heading, 100)), body=body)
-        Path(path).write_text(page, encoding="utf-8")
+        Path(path).write_text(page_html(clean(heading, 100), body), encoding="utf-8")
 
     def widget(self) -> BlockMapWidget:
         """The map linked with the kernel: `step` and `trace` can be read and set from Python."""
@@ -157,9 +117,3 @@ def occupancy_curve(*traces: Trace, **options: Any) -> BlockMap:
 def map_len(traces: Sequence[Trace]) -> int:
     """Frames of the longest of the traces: the length of their common clock."""
     return max(len(trace) for trace in traces)
-
-
-def module_source() -> str:
-    """block_map.js without its comment lines and indentation: it is stored with every map."""
-    lines = (line.strip() for line in MODULE.read_text(encoding="utf-8").splitlines())
-    return "\n".join(line for line in lines if line and not line.startswith("//")) + "\n"

@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import traitlets
 
+from minivllm.view.page import MODULE
 from minivllm.view.trace import Trace
 
 if TYPE_CHECKING:
     from minivllm.view.block_map import BlockMap
+
+
+MOST_FRESH = 32  # lines of a live trace sent again and again before the whole is
 
 
 class BlockMapWidget(anywidget.AnyWidget):
@@ -25,10 +29,12 @@ class BlockMapWidget(anywidget.AnyWidget):
     _esm = traitlets.Unicode().tag(sync=True)
     payload = traitlets.Dict().tag(sync=True)
     step = traitlets.Int(0).tag(sync=True)
+    fresh = traitlets.Dict().tag(sync=True)  # what a live trace has beyond the payload
 
     def __init__(self, block_map: BlockMap) -> None:
         self._block_map = block_map
-        source = block_map_source()
+        self._num_sent = len(block_map.traces[0])
+        source = MODULE.read_text(encoding="utf-8")
         super().__init__(_esm=source, payload=block_map.payload(), step=block_map.step)
 
     @property
@@ -42,10 +48,14 @@ class BlockMapWidget(anywidget.AnyWidget):
         self.step = min(self.step, len(trace) - 1)
         self.payload = self._block_map.payload()
 
-    def push(self, run: int = 0) -> None:
-        """Show the newest frame of a trace that goes on: only that frame travels."""
-        line = self._block_map.traces[run].lines[-1]
-        self.send({"run": run, "line": line})
+    def push(self) -> None:
+        """Show what the trace has got since. A page that opens late misses nothing: lines are sent
+        until the payload has them."""
+        lines = self.trace.lines
+        if len(lines) - self._num_sent > MOST_FRESH:
+            self._num_sent = len(lines)
+            self.payload = self._block_map.payload() | {"live": True}
+        self.fresh = {"start": self._num_sent, "lines": lines[self._num_sent :]}
 
     def __repr__(self) -> str:
         return self._block_map.text(self.step)
@@ -57,10 +67,3 @@ class BlockMapWidget(anywidget.AnyWidget):
             self._block_map.step = self.step
             data["text/html"] = self._block_map.html()
         return bundle
-
-
-def block_map_source() -> str:
-    """The renderer's module, comments included."""
-    from minivllm.view.block_map import MODULE
-
-    return MODULE.read_text(encoding="utf-8")
