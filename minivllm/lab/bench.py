@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 from argparse import Namespace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,8 @@ def take_turns(
 ) -> dict[str, list[Run]]:
     """Warm each engine up, then let them run in turns. An interrupt keeps what is done."""
     runs: dict[str, list[Run]] = {name: [] for name in contestants}
-    warm_up = Workload(workload.name, workload.items[:4], workload.batch_size, workload.row_slots)
+    few = [replace(item, max_tokens=min(item.max_tokens, 4)) for item in workload.items[:4]]
+    warm_up = replace(workload, items=few)
     total = workload.num_tokens * num_runs * len(contestants)
     with tqdm(total=total, unit="tok", leave=False) as bar:
         try:
