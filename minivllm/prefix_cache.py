@@ -60,6 +60,10 @@ class PrefixCache:
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._key_of
 
+    def entry(self, block_id: int) -> CachedBlock | None:
+        """What a block holds, or None when it cannot be found here. For looking."""
+        return self._blocks[self._key_of[block_id]] if block_id in self._key_of else None
+
     def block_hashes(
         self, token_ids: Sequence[int], known: Iterable[bytes] = (), salt: str | None = None
     ) -> list[bytes]:

@@ -7,28 +7,35 @@ last, and the reasons are read off from what happened to the rows.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from minivllm.baselines.static_batching import StaticBatchingEngine
 from minivllm.engine import Engine
 from minivllm.page_table import num_blocks_for
+from minivllm.prefix_cache import CachedBlock
 from minivllm.request import Request
 from minivllm.step_records import BlockOp, Event, SchedulerOutput
+
+
+def nothing_cached(block_id: int) -> None:
+    """The words of an engine without a prefix cache."""
+    return None
 
 
 @dataclass
 class Look:
     """holders: each request of the batch with its block table, in batch order. ref_cnt, cached: the
-    pool's and the prefix cache's own words. padding: slots in front of a request's first token."""
+    pool's and the prefix cache's own words (cached: block id -> what it holds, or None). padding:
+    slots in front of a request's first token."""
 
     step: int
     holders: list[tuple[Request, Sequence[int]]]
     waiting: list[Request]
     ref_cnt: Sequence[int]
     scheduled: list[tuple[Request, int]] = field(default_factory=list)
-    cached: Container[int] = ()
+    cached: Callable[[int], CachedBlock | None] = nothing_cached
     events: Sequence[Event] = ()
     ops: Sequence[BlockOp] = ()
     padding: dict[Request, int] = field(default_factory=dict)
@@ -51,13 +58,13 @@ class LookAtEngine:
         self.sizes = (config.block_size, config.num_blocks, config.num_host_blocks)
 
     def __call__(self, output: SchedulerOutput | None) -> Look:
-        scheduler = self.scheduler
+        scheduler, cache = self.scheduler, self.scheduler.kv.prefix_cache
         look = Look(
             step=scheduler.step,
             holders=[(request, request.block_table.block_ids) for request in scheduler.running],
             waiting=list(scheduler.waiting),
             ref_cnt=scheduler.kv.pool.ref_cnt,
-            cached=() if scheduler.kv.prefix_cache is None else scheduler.kv.prefix_cache,
+            cached=nothing_cached if cache is None else cache.entry,
             events=scheduler.events if output is None else output.events,
         )
         if output is not None:

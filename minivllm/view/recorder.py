@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minivllm.prefix_cache import CachedBlock
 from minivllm.request import Request
 from minivllm.view.frame import FREE, BlockCell, Frame, RequestRow
 from minivllm.view.look import Look, LookAt, look_for
@@ -45,6 +46,7 @@ class Recorder:
         self._numbers: dict[Request, int] = {}  # of those that may still change
         self._rows: list[RequestRow] = []
         self._cells: list[BlockCell] = [FREE] * self.trace.num_blocks
+        self._entries: dict[int, CachedBlock | None] = {}  # what the cache said of each block
         self(self.engine)
         self.engine.observers.append(self)
 
@@ -100,24 +102,46 @@ class Recorder:
 
     def _update_cells(self, look: Look, numbers: dict[Request, int]) -> None:
         """Blocks in use, from their holders' tables; of the others, what the cache still knows."""
-        ref_cnt, cached, cells = look.ref_cnt, look.cached, self._cells
         in_use: dict[int, tuple] = {}
         for request, block_ids in look.holders:
             number, start = numbers[request], look.padding.get(request, 0)
             fills = _fills(start, start + request.num_computed_tokens, self.trace.block_size)
             for index, block_id in enumerate(block_ids):
                 fill = fills[index] if index < len(fills) else 0
-                if block_id not in in_use or fill > in_use[block_id][1]:
-                    _, _, *first = in_use.get(block_id, (0, 0, block_id in cached, number, index))
-                    in_use[block_id] = (ref_cnt[block_id], fill, *first)
-        for block_id, old in enumerate(cells):
-            new = in_use.get(block_id)
-            if new is None:
-                kept = old[2:] if block_id in cached else FREE[2:]
-                fill = old.fill if block_id in cached else 0
-                new = (ref_cnt[block_id], fill, *kept)
+                if block_id not in in_use or fill > in_use[block_id][0]:
+                    first = in_use.get(block_id, (0, number, index))
+                    in_use[block_id] = (fill, *first[1:])
+        for block_id, old in enumerate(self._cells):
+            entry, ref_cnt = look.cached(block_id), look.ref_cnt[block_id]
+            if block_id in in_use:
+                fill, number, index = in_use[block_id]
+                new = (ref_cnt, fill, entry is not None, number, index)
+            elif entry is None:
+                new = BlockCell(ref_cnt)
+            elif entry is self._entries.get(block_id):
+                new = (ref_cnt, old.fill, True, *old[3:])
+            else:
+                new = (
+                    ref_cnt,
+                    len(entry.token_ids),
+                    True,
+                    *self._find_holder(look, entry, numbers),
+                )
+            self._entries[block_id] = entry
             if new != old:
-                cells[block_id] = BlockCell(*new)
+                self._cells[block_id] = BlockCell(*new)
+
+    def _find_holder(
+        self, look: Look, entry: CachedBlock, numbers: dict[Request, int]
+    ) -> tuple[int, int]:
+        """Whose a free block was that got cached in this very step: of somebody who ran and ended.
+        What the cache says it holds decides."""
+        size, tokens = self.trace.block_size, list(entry.token_ids)
+        for request, _ in look.scheduled:
+            for index in range(request.num_tokens // size):
+                if request.token_ids[index * size : (index + 1) * size] == tokens:
+                    return numbers[request], index
+        return -1, -1
 
     def _new_texts(self, new_token_ids: dict[int, list[int]]) -> dict[int, str]:
         if self._decode is None:
