@@ -41,8 +41,9 @@ class LLM:
     (float32 on a CPU, bfloat16 on a GPU) or its name. device: "auto" (CUDA where present) or a
     torch device. The KV cache has num_blocks blocks of block_size tokens, or as many as
     kv_cache_memory bytes pay for; num_host_blocks more in host memory serve preemption_mode="swap".
-    max_model_len: tokens of one request, at most the model's context. The other options are
-    SchedulerConfig's. Raises ValueError for whatever cannot work.
+    max_model_len: tokens of one request, at most the model's context. enable_prefix_caching is on,
+    as in vLLM: hashing costs a few microseconds a block, next to milliseconds for computing it. The
+    other options are SchedulerConfig's. Raises ValueError for whatever cannot work.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class LLM:
         num_blocks: int | None = None,
         kv_cache_memory: int | None = None,
         max_model_len: int | None = None,
+        enable_prefix_caching: bool = True,
         seed: int = 0,
         **scheduler_options: Any,
     ) -> None:
@@ -73,6 +75,7 @@ class LLM:
             num_blocks=num_blocks,
             block_size=block_size,
             max_model_len=max_model_len or context,
+            enable_prefix_caching=enable_prefix_caching,
             **scheduler_options,
         )
         executor = ModelExecutor(
