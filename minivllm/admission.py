@@ -1,8 +1,11 @@
-"""The rules of the door: what could never run is refused, and how much the others reserve."""
+"""The rules of the door: what could never run is refused, how much the others reserve, and why the
+first in line must wait.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from minivllm.config import SchedulerConfig
 from minivllm.page_table import num_blocks_for
@@ -43,3 +46,28 @@ def check_can_run_alone(request: Request, config: SchedulerConfig, reserve: Rese
             f"{where}: {length} prompt tokens and up to {request.max_tokens} more need {num_blocks}"
             f" blocks of {config.block_size}; the pool has {config.num_blocks}"
         )
+
+
+class Room(NamedTuple):
+    """What a step has left for newcomers. watermark: free blocks that must stay free."""
+
+    seats: int
+    num_free_blocks: int
+    watermark: int
+    budget: int  # tokens
+
+
+def reason_to_wait(
+    request: Request, num_blocks: int, num_lacking: int, room: Room, config: SchedulerConfig
+) -> str | None:
+    """Why a request that needs `num_blocks` blocks and lacks `num_lacking` tokens may not enter
+    now, in numbers; None when it may.
+    """
+    if request.num_seats > room.seats:
+        return f"needs {request.num_seats} seats, {room.seats} free"
+    if room.num_free_blocks - room.watermark < num_blocks:
+        free = f"{room.num_free_blocks} free, watermark {room.watermark}"
+        return f"needs {num_blocks} blocks, {free}"
+    if room.budget == 0 or (num_lacking > room.budget and not config.enable_chunked_prefill):
+        return f"{num_lacking} tokens to run, {room.budget} left of the budget"
+    return None

@@ -41,6 +41,11 @@ class BlockPool:
         return len(self._free)
 
     @property
+    def num_available_blocks(self) -> int:
+        """Most blocks that can be had at once: here all the free ones, wherever they lie."""
+        return len(self._free)
+
+    @property
     def free_block_ids(self) -> list[int]:
         """The free blocks, the next to be taken first. O(num_blocks): for looking, not for a
         step.

@@ -34,9 +34,9 @@ class InitialNeed(NamedTuple):
 class KVCacheManager:
     """Block tables of all live requests over one pool (vLLM: KVCacheManager)."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, pool: BlockPool | None = None) -> None:
         self.block_size = config.block_size
-        self.pool = BlockPool(config.num_blocks)
+        self.pool = pool or BlockPool(config.num_blocks)
         swaps = config.preemption_mode == "swap" and config.num_host_blocks > 0
         self.host_pool = BlockPool(config.num_host_blocks) if swaps else None
         self.prefix_cache = PrefixCache(self.block_size) if config.enable_prefix_caching else None
@@ -90,7 +90,7 @@ class KVCacheManager:
         if num_missing <= 0 and not shared:
             return []
         num_new = max(num_missing, 0) + bool(shared)
-        if num_new > self.pool.num_free_blocks:
+        if num_new > self.pool.num_available_blocks:
             return None
         new_block_ids = self._get_new_blocks(num_new)
         if shared:

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 from bisect import insort
 
-from minivllm.admission import Reserve, check_can_run_alone, known_tokens
+from minivllm.admission import Reserve, Room, check_can_run_alone, known_tokens, reason_to_wait
+from minivllm.allocator import BlockPool
+from minivllm.batching import FormBatch, mix
 from minivllm.config import SchedulerConfig
 from minivllm.integrity import check_integrity
 from minivllm.kv_cache_manager import KVCacheManager
@@ -32,14 +34,19 @@ from minivllm.step_records import EngineOutput, Event, ModelOutput, SchedulerOut
 class Scheduler:
     """Queues `waiting` and `running`, both in the policy's order; the end of `running` goes first.
 
-    reserve: how many tokens' slots a request must get when it enters; what the systems of the
-    laboratory differ in.
+    What the systems of the laboratory differ in: `reserve`, how many tokens' slots a request must
+    get when it enters; `form_batch`, who shares a step; `pool`, which blocks a request gets (by
+    default any).
     """
 
-    def __init__(self, config: SchedulerConfig, reserve: Reserve = known_tokens) -> None:
+    def __init__(
+        self, config: SchedulerConfig, reserve: Reserve = known_tokens,
+        form_batch: FormBatch = mix, pool: BlockPool | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
-        self.kv = KVCacheManager(config)
+        self.kv = KVCacheManager(config, pool)
         self.reserve = reserve
+        self.form_batch = form_batch
         self.requests: dict[str, RequestGroup] = {}  # everybody who has not ended
         self.running: list[Request] = []
         self.policy = POLICIES[config.policy]
@@ -70,13 +77,10 @@ class Scheduler:
         """Choose what runs in this step. An empty output is a legal result."""
         self.step += 1
         output = SchedulerOutput(self.step, events=self.events)
-        num_preemptions = self.stats.num_preemptions
-        budget = self._schedule_running(output)
-        if self.stats.num_preemptions == num_preemptions:
-            self._schedule_waiting(output, budget)
-            if not output.requests and self.running and self.waiting:
-                # Only beams that wait for their token run: make room for those they wait for.
-                self._preempt_request(self.running[-1], "so that the first in line can enter")
+        self.form_batch(self, output)
+        if not output.requests and self.running and self.waiting:
+            # Only beams that wait for their token run: make room for those they wait for.
+            self._preempt_request(self.running[-1], "so that the first in line can enter")
         self._collect_block_moves(output)
         return output
 
@@ -88,10 +92,14 @@ class Scheduler:
         for block_id in self.kv.take_evicted():
             self._log("evict", f"block {block_id}", "is taken for new tokens: its prefix is lost")
 
-    def _schedule_running(self, output: SchedulerOutput) -> int:
-        """Give running requests their tokens; preempt from the end when blocks run out."""
+    def schedule_running(self, output: SchedulerOutput) -> int | None:
+        """Give running requests their tokens; preempt from the end when blocks run out.
+
+        Returns the tokens that are left for newcomers; None when somebody has been preempted.
+        """
         budget, index = self.config.max_num_batched_tokens, 0
         max_chunk, running = self.config.max_chunk, self.running
+        num_preemptions = self.stats.num_preemptions
         while budget and index < len(running):
             request = running[index]
             index += 1
@@ -102,7 +110,7 @@ class Scheduler:
                 continue
             output.add(request, num_new)
             budget -= num_new
-        return budget
+        return budget if self.stats.num_preemptions == num_preemptions else None
 
     def _make_room(self, request: Request, num_new: int) -> bool:
         """Slots for a running request's tokens; False when it is the youngest and must leave
@@ -114,7 +122,7 @@ class Scheduler:
                 return False
         return True
 
-    def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
+    def schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
         """Let waiting requests enter, in their order, until one does not fit."""
         if not self.waiting:
             return
@@ -123,7 +131,9 @@ class Scheduler:
             need = self.kv.initial_need(request, self.reserve(request))
             num_cached = len(need.cached_block_ids) * self.config.block_size
             num_lacking = request.num_tokens - (num_cached or request.num_computed_tokens)
-            if reason := self._reason_to_wait(request, need.num_blocks, num_lacking, seats, budget):
+            watermark = self.config.watermark_blocks if self.running else 0
+            room = Room(seats, self.kv.pool.num_available_blocks, watermark, budget)
+            if reason := reason_to_wait(request, need.num_blocks, num_lacking, room, self.config):
                 self._log("wait", request.name, f"waits: {reason}")
                 return
             self.kv.allocate_initial(self.waiting.pop(), self.reserve(request), need)
@@ -133,20 +143,6 @@ class Scheduler:
             if num_new:
                 output.add(request, num_new)
                 budget -= num_new
-
-    def _reason_to_wait(
-        self, request: Request, num_blocks: int, num_lacking: int, seats: int, budget: int
-    ) -> str | None:
-        """Why the first in line may not enter now, in numbers; None when it may."""
-        num_free = self.kv.pool.num_free_blocks
-        watermark = self.config.watermark_blocks if self.running else 0
-        if request.num_seats > seats:
-            return f"needs {request.num_seats} seats, {seats} free"
-        if num_free - watermark < num_blocks:
-            return f"needs {num_blocks} blocks, {num_free} free, watermark {watermark}"
-        if budget == 0 or (num_lacking > budget and not self.config.enable_chunked_prefill):
-            return f"{num_lacking} tokens to run, {budget} left of the budget"
-        return None
 
     def _enter(self, request: Request, num_cached: int, num_blocks: int) -> None:
         resumes = request.status is RequestStatus.PREEMPTED
