@@ -22,7 +22,7 @@ from minivllm.sampling_params import SamplingParams
 from minivllm.scheduler import Scheduler
 from minivllm.step_records import EngineOutput, SchedulerOutput
 
-MAX_STEPS = 3000
+MAX_STEPS = 500
 Action = tuple  # ("add", i) ("abort", i) ("preempt", k) ("go",): to the next phase of a step
 
 
