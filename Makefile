@@ -14,7 +14,7 @@ PIP     := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test bench lint lab clean
+.PHONY: help setup demo test bench lint lab figures clean
 
 help: ## list the targets
 	@echo "usage: make TARGET [ARGS=\"...\"] [PYTHON=python3.12]"
@@ -37,6 +37,9 @@ lint: $(DEV) ## check the code's style
 
 lab: $(RUN) ## open JupyterLab on the first chapter
 	$(PY) -m jupyterlab $(ARGS) $(CHAPTER)
+
+figures: $(RUN) ## draw the figures of the README again, into figures/
+	$(PY) -m minivllm.view.figures $(ARGS)
 
 clean: ## delete caches and build outputs (.venv stays; delete it by hand)
 	rm -rf build dist minivllm.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -57,46 +57,46 @@ def crowded_run() -> Trace:
 
 def write_gif(path: Path, static: Trace, continuous: Trace) -> None:
     """The block maps of two runs side by side, one picture per iteration."""
-    pairs = [list(static), list(continuous)]
-    length = max(map(len, pairs))
-    images = [
-        _picture((static, continuous), [frames[min(k, len(frames) - 1)] for frames in pairs], k)
-        for k in range(length)
-    ]
+    halves = [[_half(trace, frame, index) for index, frame in enumerate(trace)]
+              for trace in (static, continuous)]  # fmt: skip
+    length = max(map(len, halves))
+    images = []
+    for index in range(length):
+        image = Image.new("RGB", (GIF_WIDTH, GIF_HEIGHT), "white")
+        for place, half in enumerate(halves):  # whoever is done stays as it is
+            image.paste(half[min(index, len(half) - 1)], (place * GIF_WIDTH // 2, 0))
+        images.append(image)
     # One palette for all pictures, so that no colour flickers: taken from the fullest.
     busiest = images[continuous.busiest].quantize(colors=64, dither=Image.Dither.NONE)
-    colours = busiest.getpalette()
-    brightest = max(range(0, len(colours), 3), key=lambda at: sum(colours[at : at + 3]))
-    colours[brightest : brightest + 3] = [255, 255, 255]  # quantizing greys the background a bit
+    # Quantizing greys the white a bit.
+    colours = [255 if value >= 250 else value for value in busiest.getpalette()]
     busiest.putpalette(colours)
     flat = [image.quantize(palette=busiest, dither=Image.Dither.NONE) for image in images]
     durations = [FRAME_MS] * (length - 1) + [LAST_MS]
     flat[0].save(path, save_all=True, append_images=flat[1:], duration=durations, loop=0)
 
 
-def _picture(traces: tuple[Trace, Trace], frames: list[Frame], index: int) -> Image.Image:
+def _half(trace: Trace, frame: Frame, index: int) -> Image.Image:
+    """One run's picture of one iteration."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(GIF_WIDTH / 100, GIF_HEIGHT / 100), dpi=100)
-        for place, (trace, frame) in enumerate(zip(traces, frames, strict=True)):
-            left = 0.02 + 0.5 * place
-            axes = figure.add_axes((left, 0.3, 0.46, 0.58))
-            draw_map(axes, trace, frame, COLUMNS)
-            axes.set_anchor("W")
-            _caption(figure, left, trace, frame, index)
+        figure = Figure(figsize=(GIF_WIDTH / 200, GIF_HEIGHT / 100), dpi=100)
+        axes = figure.add_axes((0.04, 0.3, 0.92, 0.58))
+        draw_map(axes, trace, frame, COLUMNS)
+        axes.set_anchor("W")
+        _caption(figure, trace, frame, index)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
-        return Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba()).convert(
-            "RGB"
-        )
+        size, pixels = canvas.get_width_height(), canvas.buffer_rgba()
+        return Image.frombuffer("RGBA", size, pixels).convert("RGB")
 
 
-def _caption(figure: Figure, left: float, trace: Trace, frame: Frame, index: int) -> None:
+def _caption(figure: Figure, trace: Trace, frame: Frame, index: int) -> None:
     """Above the map what it is, below it who waits and what was gained and wasted."""
     done = index >= len(trace) - 1
-    figure.text(left, 0.92, trace.title, fontsize=15, fontweight="bold")
+    figure.text(0.04, 0.92, trace.title, fontsize=15, fontweight="bold")
     clock = f"done after {len(trace) - 1}" if done else f"iteration {index}"
-    figure.text(left + 0.455, 0.92, clock, fontsize=12, ha="right")
-    axes = figure.add_axes((left, 0.02, 0.46, 0.25))
+    figure.text(0.95, 0.92, clock, fontsize=12, ha="right")
+    axes = figure.add_axes((0.04, 0.02, 0.92, 0.25))
     axes.set(xlim=(0, 36.8), ylim=(0, 8.8))
     axes.set_axis_off()
     now = occupancy(frame, trace.block_size)
