@@ -14,6 +14,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.threads is not None:
             set_threads(args.threads)
+        if args.json and not Path(args.json).absolute().parent.is_dir():
+            raise ValueError(f"--json {args.json}: there is no such folder")
         args.run(args)
     except (ValueError, OSError) as error:
         print(f"minivllm: {error}", file=sys.stderr)

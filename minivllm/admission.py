@@ -71,3 +71,13 @@ def reason_to_wait(
     if room.budget == 0 or (num_lacking > room.budget and not config.enable_chunked_prefill):
         return f"{num_lacking} tokens to run, {room.budget} left of the budget"
     return None
+
+
+def check_token_ids(request: Request, vocab_size: int) -> None:
+    """Raise ValueError for a token id, of the prompt or to stop at, that the model has not."""
+    for token_id in (*request.token_ids, *request.params.stop_token_ids):
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(
+                f"request {request.request_id!r}: token id {token_id} is outside the vocabulary of "
+                f"{vocab_size}"
+            )

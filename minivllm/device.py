@@ -17,6 +17,8 @@ def choose_device(device: str | torch.device) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"unknown device {device!r}") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be auto, cpu or cuda, got {device!r}")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {device!r}, but torch sees no CUDA device here")
     return chosen

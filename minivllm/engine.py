@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from minivllm.admission import check_token_ids
 from minivllm.request import Request
 from minivllm.sampling_params import SamplingParams
 from minivllm.scheduler import Scheduler
@@ -58,10 +59,13 @@ class Engine:
     ) -> None:
         """Put a request in line. Raises ValueError, at once and for this request only, when it is
         malformed, could never run, or bears the id of one that has not ended."""
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"request {request_id!r}: {params!r} are no SamplingParams")
         request = Request(
             request_id,
             prompt_token_ids,
-            params or SamplingParams(),
+            params,
             self.scheduler.config.block_size,
             self.eos_token_ids,
             priority,
@@ -69,22 +73,35 @@ class Engine:
             seed=self.seed + self.scheduler.num_arrivals,
             is_beam=is_beam,
         )
-        for token_id in (*request.token_ids, *request.params.stop_token_ids):
-            if not 0 <= token_id < self.executor.vocab_size:
-                raise ValueError(
-                    f"request {request_id!r}: token id {token_id} is outside the vocabulary of "
-                    f"{self.executor.vocab_size}"
-                )
+        check_token_ids(request, self.executor.vocab_size)
         self.scheduler.add_request(request)
 
     def step(self) -> list[EngineOutput]:
-        """Schedule, execute, update. Without anything to do it is an empty step."""
+        """Schedule, execute, update. Without anything to do it is an empty step.
+
+        If the executor is broken off (an interrupt, memory running out), the error goes on to the
+        caller, and the next step takes up where the last one ended.
+        """
         scheduler_output = self.scheduler.schedule()
-        model_output = self.executor.execute(scheduler_output)
+        try:
+            model_output = self.executor.execute(scheduler_output)
+        except BaseException:
+            self._lose_all()
+            raise
         results = self.scheduler.update_from_output(scheduler_output, model_output)
         for observer in self.observers:
             observer(self, scheduler_output)
         return results
+
+    def _lose_all(self) -> None:
+        """Have all KV computed again: a step that broke off has done nobody knows which part of its
+        moves and writes."""
+        scheduler = self.scheduler
+        for request in [*scheduler.running]:
+            scheduler.kv.lose(request)
+            scheduler._preempt_request(request, "since the step broke off")
+        for request in scheduler.waiting:
+            scheduler.kv.lose(request)
 
     def abort(self, request_id: str) -> list[EngineOutput]:
         """End a request wherever it is; returns the last output of each of its live samples (one,

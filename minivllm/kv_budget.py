@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from minivllm.sampling_params import is_int
+
 GIB = 1 << 30
 DEFAULT_CPU_BYTES = GIB
 CUDA_SHARE = 0.9  # of what is free once the weights are loaded; the rest is for the step's tensors
@@ -25,12 +27,14 @@ def num_blocks_within(
     91
     """
     budget = kv_cache_memory
+    if budget is not None and not is_int(budget):
+        raise ValueError(f"kv_cache_memory must be a number of bytes, got {budget!r}")
     if budget is None:
         on_gpu = device.type == "cuda" and available is not None
         budget = int(available * CUDA_SHARE) if on_gpu else DEFAULT_CPU_BYTES
     if available is not None and budget > available:
         raise ValueError(
-            f"kv_cache_memory is {budget / GIB:.2f} GiB, but {available / GIB:.2f} GiB are free"
+            f"the KV cache takes {budget / GIB:.2f} GiB, but {available / GIB:.2f} GiB are free"
         )
     if budget < bytes_per_block:
         raise ValueError(f"kv_cache_memory is {budget} bytes; one block takes {bytes_per_block}")

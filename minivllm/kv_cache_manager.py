@@ -142,15 +142,19 @@ class KVCacheManager:
             self.host_pool.free_blocks(request.host_block_ids)
             request.host_block_ids = []
 
+    def lose(self, request: Request) -> None:
+        """Give everything back; what was computed is to be computed again."""
+        self.free(request)
+        request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens)
+        request.num_computed_tokens = 0
+
     def preempt(self, request: Request) -> int:
         """Free its blocks, its KV moved to host memory where that is wanted and has room for all of
         it; else its tokens are to be computed again. Returns the number of blocks moved.
         """
         num_written = num_blocks_for(request.num_computed_tokens, self.block_size)
         if self.host_pool is None or num_written > self.host_pool.num_free_blocks:
-            self.free(request)
-            request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens)
-            request.num_computed_tokens = 0
+            self.lose(request)
             return 0
         host_block_ids = self.host_pool.get_new_blocks(num_written)
         written = request.block_table.block_ids[:num_written]

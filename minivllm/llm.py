@@ -8,6 +8,7 @@ print(outputs[0].outputs[0].text)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -21,11 +22,11 @@ from minivllm.engine import Engine
 from minivllm.executor import ModelExecutor
 from minivllm.kv_budget import num_blocks_within
 from minivllm.kv_cache import KVCache
-from minivllm.model import LlamaModel, ModelConfig
+from minivllm.model import LlamaModel
 from minivllm.output_processor import OutputProcessor
 from minivllm.outputs import RequestOutput
 from minivllm.prompts import Prompt, as_params_list, as_prompt_list, parse_prompt
-from minivllm.sampling_params import SamplingParams
+from minivllm.sampling_params import SamplingParams, is_int
 from minivllm.scheduler import Scheduler
 from minivllm.step_records import EngineOutput
 from minivllm.tokenizer import Tokenizer
@@ -63,34 +64,38 @@ class LLM:
         self.device = choose_device(device)
         dtype = choose_dtype(dtype, self.device)
         facts = read_facts(model)
-        context = facts.context_length
-        if max_model_len is not None and max_model_len > context:
-            raise ValueError(f"max_model_len is {max_model_len}; the model was made for {context}")
-        self.tokenizer = Tokenizer.from_model(model)
-        config, weights = load_weights(model, dtype, self.device, seed)
-        self.model = LlamaModel(config, weights, dtype, self.device)
-        if num_blocks is None:
-            num_blocks = self._num_blocks(config, block_size, dtype, kv_cache_memory)
-        scheduler_config = SchedulerConfig(
-            num_blocks=num_blocks,
+        if not is_int(seed):
+            raise ValueError(f"seed must be an integer, got {seed!r}")
+        if num_blocks is not None and kv_cache_memory is not None:
+            raise ValueError(
+                f"num_blocks ({num_blocks}) or kv_cache_memory ({kv_cache_memory}), not both"
+            )
+        limits = SchedulerConfig(
+            num_blocks=1 if num_blocks is None else num_blocks,
             block_size=block_size,
-            max_model_len=max_model_len or context,
+            max_model_len=facts.context_length if max_model_len is None else max_model_len,
             enable_prefix_caching=enable_prefix_caching,
             **scheduler_options,
         )
-        executor = ModelExecutor(
-            self.model, num_blocks, block_size, scheduler_config.num_host_blocks
-        )
-        self.engine = Engine(Scheduler(scheduler_config), executor, facts.eos_token_ids, seed)
-        self._processor = OutputProcessor(self.tokenizer)
-        self._ids = count()
-
-    def _num_blocks(
-        self, config: ModelConfig, block_size: int, dtype: torch.dtype, memory: int | None
-    ) -> int:
+        if limits.max_model_len > facts.context_length:
+            raise ValueError(
+                f"max_model_len is {max_model_len}; the model was made for {facts.context_length}"
+            )
+        self.tokenizer = Tokenizer.from_model(model)
+        config, weights = load_weights(model, dtype, self.device, seed)
+        self.model = LlamaModel(config, weights, dtype, self.device)
         sizes = (config.num_layers, block_size, config.num_kv_heads, config.head_dim)
         bytes_per_block = KVCache.bytes_per_block(*sizes, dtype)
-        return num_blocks_within(bytes_per_block, memory, self.device, available_bytes(self.device))
+        if num_blocks is not None:
+            kv_cache_memory = num_blocks * bytes_per_block
+        num_blocks = num_blocks_within(
+            bytes_per_block, kv_cache_memory, self.device, available_bytes(self.device)
+        )
+        limits = replace(limits, num_blocks=num_blocks)
+        executor = ModelExecutor(self.model, num_blocks, block_size, limits.num_host_blocks)
+        self.engine = Engine(Scheduler(limits), executor, facts.eos_token_ids, seed)
+        self._processor = OutputProcessor(self.tokenizer)
+        self._ids = count()
 
     # --- many at once ---------------------------------------------------------------------------
 
@@ -120,6 +125,8 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one chat, [{"role": ..., "content": ...}, ...], or each of a list of chats."""
+        if not isinstance(messages, Sequence):
+            raise ValueError(f"messages must be a list, got {messages!r}")
         chats = [messages] if messages and isinstance(messages[0], dict) else messages
         return self.generate([self.chat_prompt(chat) for chat in chats], sampling_params, use_tqdm)
 
@@ -184,9 +191,11 @@ class LLM:
             for prompt, wanted in zip(prompts, params, strict=True):
                 output = self.add_request(prompt, wanted)
                 live[output.request_id] = output
-        except ValueError as error:
+        except BaseException as error:
             self._abort_all(live)
-            raise ValueError(f"prompt {len(live)} of {len(prompts)}: {error}") from None
+            if isinstance(error, ValueError):
+                raise ValueError(f"prompt {len(live)} of {len(prompts)}: {error}") from None
+            raise
         return live
 
     def _drain(self, live: dict[str, RequestOutput]) -> Iterator[RequestOutput]:
@@ -221,7 +230,7 @@ class LLM:
         """
         if request_id is None:
             request_id = self._new_id()
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
         text, token_ids, cache_salt = parse_prompt(prompt, self.tokenizer)
         self.engine.add_request(request_id, token_ids, params, priority, cache_salt)
         return self._processor.add_request(request_id, text, token_ids, params)
@@ -243,10 +252,12 @@ class LLM:
 
     def _process(self, results: list[EngineOutput]) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
+        stops: list[tuple[str, int, str]] = []
         for result in results:
             output, stop_string = self._processor.process(result)
             outputs[output.request_id] = output
             if stop_string is not None:
-                stopped = self.engine.stop(result.request_id, result.sample_index, stop_string)
-                self._processor.process(stopped)
+                stops.append((result.request_id, result.sample_index, stop_string))
+        for stop in stops:  # only now, for the last one to end closes its request's output
+            self._processor.process(self.engine.stop(*stop))
         return list(outputs.values())

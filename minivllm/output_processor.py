@@ -1,8 +1,8 @@
 """Token ids that the engine puts out -> the text the user reads (vLLM: OutputProcessor).
 
 It keeps one detokenizer and one watch for stop strings per sample. Invariant: the text of a
-finished sample is the decoding of all its tokens up to the stop string, and no piece of it, once
-given out, is ever taken back.
+finished sample is the decoding of all its tokens up to the stop string or stop token, and no piece
+of it, once given out, is ever taken back.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class OutputProcessor:
         state = self.states[result.request_id]
         sample = self._sample(state, result.sample_index)
         sample.completion.token_ids += result.new_token_ids
-        self._add_logprobs(sample.completion, result)
+        self._add_logprobs(sample.completion, state.params, result)
         self._add_text(sample, state.params, result)
         state.output.num_cached_tokens = result.num_cached_tokens
         if result.request_ended:
@@ -77,7 +77,8 @@ class OutputProcessor:
 
     def _add_text(self, sample: SampleText, params: SamplingParams, result: EngineOutput) -> None:
         completion = sample.completion
-        text = sample.detokenizer.add(result.new_token_ids)
+        ends_text = result.finish_reason == "stop"  # by its last token, which shows nothing itself
+        text = sample.detokenizer.add(result.new_token_ids[: -1 if ends_text else None])
         if result.finish_reason is not None:
             text += sample.detokenizer.finish()
         if len(completion.token_ids) < params.min_tokens:
@@ -92,17 +93,28 @@ class OutputProcessor:
         else:
             completion.text += sample.stops.finish()
 
-    def _add_logprobs(self, completion: CompletionOutput, result: EngineOutput) -> None:
+    def _add_logprobs(
+        self, completion: CompletionOutput, params: SamplingParams, result: EngineOutput
+    ) -> None:
         if result.logprobs is None:
             return
         completion.logprobs = completion.logprobs or []
         for token_id, chosen in zip(result.new_token_ids, result.logprobs, strict=True):
-            ranked = sorted(chosen.values(), reverse=True)
+            likeliest = sorted(chosen.values(), reverse=True)[: params.logprobs]
             completion.logprobs.append(
                 {
-                    other: Logprob(value, 1 + ranked.index(value), self.tokenizer.decode([other]))
+                    other: Logprob(value, rank_in(likeliest, value), self.tokenizer.decode([other]))
                     for other, value in chosen.items()
                 }
             )
             so_far = completion.cumulative_logprob or 0.0
             completion.cumulative_logprob = so_far + chosen[token_id]
+
+
+def rank_in(likeliest: list[float], logprob: float) -> int | None:
+    """1 for the first of `likeliest`; None for a token that was drawn from beyond them.
+
+    >>> rank_in([-0.5, -1.5], -1.5), rank_in([-0.5, -1.5], -4.0)
+    (2, None)
+    """
+    return likeliest.index(logprob) + 1 if logprob in likeliest else None

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from minivllm.admission import check_token_ids
 from minivllm.request import Request, RequestStatus
 from minivllm.sampling_params import SamplingParams
 from minivllm.step_records import EngineOutput
@@ -76,7 +77,9 @@ class StaticBatchingEngine:
                 f"request {request_id!r}: {request.num_prompt_tokens} prompt tokens, n = {params.n}"
                 f"; a row holds {self.max_model_len} tokens of one sample"
             )
-        if any(other.request_id == request_id for other in (*self.waiting, *self.rows)):
+        check_token_ids(request, self.executor.vocab_size)
+        living = [r for r in (*self.waiting, *self.rows) if not r.is_finished]
+        if any(other.request_id == request_id for other in living):
             raise ValueError(f"request {request_id!r}: this id is in use")
         request.max_tokens = min(request.max_tokens or room, room)
         request.arrival = self.num_arrivals

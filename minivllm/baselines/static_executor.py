@@ -48,11 +48,12 @@ class StaticModelExecutor:
     def execute(self, rows: list[Request]) -> list[int]:
         """One step of every row, ended or not; returns a token for each."""
         if rows is not self.rows:
-            self.rows, self.num_columns = rows, 0
+            self.num_columns = 0
             columns = self._pad_prompts(rows)  # [B, C]
         else:
             columns = torch.tensor([[request.token_ids[-1]] for request in rows])  # [B, 1]
         hidden = self._forward(columns.to(self.model.device))  # [B, C, E]
+        self.rows = rows  # not before: a prefill that was broken off is begun again
         logits = self.model.compute_logits(hidden[:, -1])  # [B, V]
         tokens = sample(
             logits,

@@ -34,9 +34,15 @@ def bench(args: Namespace) -> list[dict[str, Any]]:
     engines = check_engines(args.engine.split(","))
     if args.runs < 1:
         raise ValueError(f"--runs must be at least 1, got {args.runs}")
-    vocab_size = read_facts(args.model).config.vocab_size
-    is_file = args.workload.endswith(".json")
-    workload = (load if is_file else built_in)(args.workload, vocab_size, args.seed)
+    facts = read_facts(args.model)
+    is_file = args.workload.endswith(".json") or Path(args.workload).is_file()
+    make = load if is_file else built_in
+    workload = make(args.workload, facts.config.vocab_size, args.seed)
+    if workload.row_slots > facts.context_length:
+        raise ValueError(
+            f"workload {workload.name} needs rows of {workload.row_slots} tokens; {args.model} was "
+            f"made for {facts.context_length}"
+        )
     contestants = make_contestants(engines, args, dtype, device)
     print(
         f"{workload.name}: {len(workload.items)} requests, {workload.num_tokens} tokens, "

@@ -50,7 +50,7 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """All figures of the run, times in seconds."""
-        first = [times[0] for times in self.token_times]
+        first = [times[0] for times in self.token_times if times]
         each = [
             (times[-1] - times[0]) / (len(times) - 1)
             for times in self.token_times
