@@ -29,6 +29,18 @@ def extend_digest(digest: int, token_id: int) -> int:
     return (digest * 1_000_003 + token_id * 2_654_435_761 + 97) & MASK
 
 
+def choose_token(
+    request: Request, digest: int, vocab_size: int, sample_index: int | None = None
+) -> int:
+    """The twin's next token: a function of the prefix's digest and of the request's own draw."""
+    draw = request.next_draw(sample_index)
+    mixed = extend_digest(digest, 0 if draw is None else int(draw * MASK))
+    token_id = (mixed >> 20) % vocab_size
+    while token_id in request.suppressed_token_ids:
+        token_id = (token_id + 1) % vocab_size
+    return token_id
+
+
 class FakeExecutor:
     """Token-trace executor over `num_blocks` blocks of `block_size` slots.
 
@@ -112,7 +124,7 @@ class FakeExecutor:
         """One token for the request, and one for each sample that will be forked from it."""
         first = request.sample_index
         return [
-            self._choose(request, digest, sample_index)
+            choose_token(request, digest, self.vocab_size, sample_index)
             for sample_index in range(first, first + request.num_seats)
         ]
 
@@ -122,11 +134,3 @@ class FakeExecutor:
                   for token in range(self.vocab_size)}  # fmt: skip
         likeliest = sorted(scores, key=lambda token: (scores[token], token))
         return {token: -scores[token] for token in likeliest[: request.params.logprobs]}
-
-    def _choose(self, request: Request, digest: int, sample_index: int) -> int:
-        draw = request.next_draw(sample_index)
-        mixed = extend_digest(digest, 0 if draw is None else int(draw * MASK))
-        token_id = (mixed >> 20) % self.vocab_size
-        while token_id in request.suppressed_token_ids:
-            token_id = (token_id + 1) % self.vocab_size
-        return token_id
