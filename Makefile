@@ -14,7 +14,7 @@ PIP     := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test bench lint lab figures clean
+.PHONY: help setup demo test mutants bench lint lab figures clean
 
 help: ## list the targets
 	@echo "usage: make TARGET [ARGS=\"...\"] [PYTHON=python3.12]"
@@ -28,6 +28,9 @@ demo: $(RUN) ## 32 chat prompts: static batching, then continuous batching
 
 test: $(DEV) ## run the tests
 	$(PY) -m pytest $(ARGS)
+
+mutants: $(DEV) ## plant faults one by one and see that the tests notice each
+	$(PY) tools/mutants.py $(ARGS)
 
 bench: $(RUN) ## measure tokens per second (ARGS="--help" tells how)
 	$(PY) -m minivllm bench $(ARGS)

@@ -99,7 +99,7 @@ FAULTS = [
     Fault("abort leaks", "scheduler", "        self.kv.free(request)\n        request.status", "        request.status"),
     Fault("abort forgets the waiting line", "scheduler", "            self.waiting.remove(request)\n", "            pass\n"),
     Fault("group is kept after its last sample", "scheduler", "            del self.requests[request.request_id]\n", "            pass\n"),
-    Fault("who left is run all the same", "step_records", "if request.status is RequestStatus.RUNNING", "if True"),
+    Fault("who left is run all the same", "step_records", "if request.status is running", "if True"),
     Fault("middle chunk emits", "fake_executor", "if end == request.num_tokens:", "if True:"),
     Fault("chunk counted twice", "scheduler", "request.num_computed_tokens += num_new\n", "request.num_computed_tokens += num_new + (num_new > 1)\n"),
     Fault("who has ended stays in the batch", "scheduler", "self.running = [request for request in self.running if not request.is_finished]", "pass"),
