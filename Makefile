@@ -14,11 +14,11 @@ PIP     := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test mutants bench lint lab figures clean
+.PHONY: help setup demo test mutants bench lint lab figures clean notebooks student
 
 help: ## list the targets
 	@echo "usage: make TARGET [ARGS=\"...\"] [PYTHON=python3.12]"
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-7s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  %-9s %s\n", $$1, $$2}'
 
 setup: $(RUN) ## make .venv with the engine, the notebooks' packages and the model
 	@echo "$(VENV) is ready."
@@ -43,6 +43,17 @@ lab: $(RUN) ## open JupyterLab on the first chapter
 
 figures: $(RUN) ## draw the figures of the README again, into figures/
 	$(PY) -m minivllm.view.figures $(ARGS)
+
+notebooks: $(DEV) ## run all notebooks and compare their outputs (ARGS="-k 04_" for one)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile --nbval --nbval-current-env \
+		--nbval-cell-timeout=120 --nbval-kernel-startup-timeout=120 \
+		--nbval-sanitize-with=tests/nbval_sanitize.cfg $(ARGS) notebooks
+
+book: $(DEV) ## write the course as static pages into build/book
+	$(PY) tools/make_book.py
+
+student: $(RUN) ## write the notebooks without outputs into build/student
+	$(PY) tools/student_notebooks.py $(ARGS)
 
 clean: ## delete caches and build outputs (.venv stays; delete it by hand)
 	rm -rf build dist minivllm.egg-info .pytest_cache .ruff_cache .hypothesis
