@@ -109,9 +109,9 @@ def test_check_prints_one_line_and_never_raises(capsys: pytest.CaptureFixture):
     check("99.9", None)
     check("nonsense", print)
     check_value("0.1", "a word")
-    check("0.2", None)
-    check("0.2", lambda *a: 1 / 0)
-    check("0.2", int)
+    check("0.3", None)
+    check("0.3", lambda *a: 1 / 0)
+    check("0.3", int)
     solution("99.9")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 7
@@ -128,7 +128,7 @@ def test_an_endless_loop_is_ended(monkeypatch: pytest.MonkeyPatch):
         while True:
             pass
 
-    assert "does a loop never end?" in report("0.2", answer)
+    assert "does a loop never end?" in report("0.3", answer)
 
 
 def test_an_unknown_exercise_is_a_value_error():

@@ -13,14 +13,14 @@ from minivllm.lab.exercise import Exercise, Mistake, Question
 from minivllm.lab.model_trial import bytes_jobs, model_trial
 from minivllm.sampler import SampledToken
 
-# ---- 0.2 ----
+# ---- 0.3 ----
 
 
 def tokens_run(num_prompt, num_new):
     return sum(num_prompt + step for step in range(num_new))
 
 
-# ---- 0.3 ----
+# ---- 0.4 ----
 
 
 def generate_until(next_token, prompt, max_tokens, stop_id):
@@ -52,7 +52,7 @@ def examine_generate_until(exam: Exam, generate_until: Callable[..., Any]) -> No
     )  # fmt: skip
 
 
-# ---- 0.4 ----
+# ---- 0.5 ----
 
 
 def attention_pairs(num_prompt, num_new):
@@ -60,7 +60,7 @@ def attention_pairs(num_prompt, num_new):
     return sum(length * (length + 1) // 2 for length in lengths)
 
 
-# ---- 0.5 ----
+# ---- 0.6 ----
 
 
 def sample_token(logits, temperature, draw):
@@ -106,8 +106,16 @@ EXERCISES = [
             Mistake(wrong=81, says="that runs all 13 tokens at the end, but the last is never run"),
         ],
     ),
-    Exercise(
+    Question(
         "0.2",
+        answer=False,
+        working="causal attention: a token sees only itself and what stands before it",
+        mistakes=[
+            Mistake(wrong=True, says="no token sees what comes after it, so nothing can change"),
+        ],
+    ),
+    Exercise(
+        "0.3",
         tokens_run,
         cases=[(5, 8), (5, 1), (5, 0), (1, 3), (100, 100)],
         mistakes=[
@@ -130,7 +138,7 @@ EXERCISES = [
         ],
     ),
     Exercise(
-        "0.3",
+        "0.4",
         generate_until,
         examine=examine_generate_until,
         mistakes=[
@@ -149,7 +157,7 @@ EXERCISES = [
             ),
             Mistake(
                 "if token_ids[-1] == stop_id", "if stop_id in token_ids",
-                says="you stop at a stop token of the prompt, but only a new one ends the output",
+                says="you stop at a stop token in the prompt: only a new one ends the output",
             ),
             Mistake(
                 "range(max_tokens)", "range(max_tokens - len(prompt))",
@@ -158,7 +166,7 @@ EXERCISES = [
         ],
     ),
     Exercise(
-        "0.4",
+        "0.5",
         attention_pairs,
         cases=[(1, 1), (5, 1), (5, 8), (1, 3), (100, 100)],
         mistakes=[
@@ -177,13 +185,13 @@ EXERCISES = [
         ],
     ),
     Exercise(
-        "0.5",
+        "0.6",
         sample_token,
         examine=examine_sample_token,
         mistakes=[
             Mistake(
                 "logits / temperature", "logits * temperature",
-                says="you multiply by the temperature: divide, so that a low one sharpens the choice",
+                says="you multiply by the temperature: divide, so that a low one sharpens it",
             ),
             Mistake(
                 "logits / temperature", "logits",
