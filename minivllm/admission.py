@@ -75,7 +75,8 @@ def reason_to_wait(
 
 def check_token_ids(request: Request, vocab_size: int) -> None:
     """Raise ValueError for a token id, of the prompt or to stop at, that the model has not."""
-    for token_id in (*request.token_ids, *request.params.stop_token_ids):
+    token_ids = [*request.token_ids, *request.params.stop_token_ids]
+    for token_id in (min(token_ids), max(token_ids)):
         if not 0 <= token_id < vocab_size:
             raise ValueError(
                 f"request {request.request_id!r}: token id {token_id} is outside the vocabulary of "

@@ -24,5 +24,5 @@ def mix(scheduler: Scheduler, output: SchedulerOutput) -> None:
     Nobody enters in a step that has preempted somebody: there is no block to spare.
     """
     budget = scheduler.schedule_running(output)
-    if budget is not None:
+    if budget is not None and scheduler.waiting:
         scheduler.schedule_waiting(output, budget)

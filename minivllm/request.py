@@ -66,8 +66,10 @@ class Request:
             raise ValueError(f"request {request_id!r}: cache_salt must be text, got {cache_salt!r}")
         self.request_id = request_id
         self.sample_index = 0
-        self.token_ids = [int(token) if is_int(token) else _refuse(request_id, token)
-                          for token in prompt_token_ids]  # fmt: skip
+        self.token_ids = list(prompt_token_ids)
+        if set(map(type, self.token_ids)) != {int}:  # rare: an int of another class, or no int
+            self.token_ids = [int(token) if is_int(token) else _refuse(request_id, token)
+                              for token in prompt_token_ids]  # fmt: skip
         self.num_prompt_tokens = len(self.token_ids)
         self.params = params
         self.max_tokens = params.max_tokens  # lowered at the door to what max_model_len leaves

@@ -23,7 +23,7 @@ from minivllm.allocator import BlockPool
 from minivllm.batching import FormBatch, mix
 from minivllm.config import SchedulerConfig
 from minivllm.integrity import check_integrity
-from minivllm.kv_cache_manager import KVCacheManager
+from minivllm.kv_cache_manager import InitialNeed, KVCacheManager
 from minivllm.policy import POLICIES
 from minivllm.request import Request, RequestGroup, RequestStatus
 from minivllm.request_queue import RequestQueue
@@ -106,10 +106,9 @@ class Scheduler:
             num_new = len(request.token_ids) - request.num_computed_tokens
             if num_new != 1:
                 num_new = self._cut_chunk(request, num_new, min(max_chunk, budget))
-            if num_new == 0 or not self._make_room(request, num_new):
-                continue
-            output.add(request, num_new)
-            budget -= num_new
+            if num_new and self._make_room(request, num_new):
+                output.add(request, num_new)
+                budget -= num_new
         return budget if self.stats.num_preemptions == num_preemptions else None
 
     def _make_room(self, request: Request, num_new: int) -> bool:
@@ -124,11 +123,11 @@ class Scheduler:
 
     def schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
         """Let waiting requests enter, in their order, until one does not fit."""
-        if not self.waiting:
-            return
         seats = self.config.max_num_seqs - sum(request.num_seats for request in self.running)
         while (request := self.waiting.peek()) is not None:
-            need = self.kv.initial_need(request, self.reserve(request))
+            need = InitialNeed([], 0)  # who has no seat is not worth the search for its prefix
+            if request.num_seats <= seats:
+                need = self.kv.initial_need(request, self.reserve(request))
             num_cached = len(need.cached_block_ids) * self.config.block_size
             num_lacking = request.num_tokens - (num_cached or request.num_computed_tokens)
             watermark = self.config.watermark_blocks if self.running else 0
@@ -165,11 +164,13 @@ class Scheduler:
 
     # --- preempt, finish ------------------------------------------------------------------------
 
-    def _preempt_request(self, request: Request, why: str = "on demand") -> Request:
+    def _preempt_request(
+        self, request: Request, why: str = "on demand", keeps_kv: bool = True
+    ) -> Request:
         """Take a running request's blocks; it resumes before anybody who has not run yet."""
         self.running.remove(request)
         num_computed = request.num_computed_tokens
-        num_swapped = self.kv.preempt(request)
+        num_swapped = self.kv.preempt(request) if keeps_kv else self.kv.lose(request)
         self.stats.count_preemption(num_swapped)
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
@@ -198,6 +199,7 @@ class Scheduler:
     ) -> list[EngineOutput]:
         """Take in what the step computed; blocks of whoever ends are free before this returns."""
         results: list[EngineOutput] = []
+        logprobs = model_output.logprobs
         for index, request, num_new in output.live_chunks():
             if index in model_output.errors:
                 results.append(self.finish(request, "error", model_output.errors[index]))
@@ -206,8 +208,10 @@ class Scheduler:
                 self.stats.count_recompute(request, num_new)
             request.num_computed_tokens += num_new
             self.kv.publish_full_blocks(request)
-            token_ids, logprobs = model_output.sampled_token_ids[index], model_output.logprobs
-            if token_ids:
+            token_ids = model_output.sampled_token_ids[index]
+            if len(token_ids) == 1:  # as good as always
+                results.append(self._append_token(request, token_ids[0], logprobs.get(index)))
+            elif token_ids:
                 results += self.append_tokens(request, token_ids, logprobs.get(index))
             elif index in logprobs:  # a beam: its token is chosen outside, and it waits for that
                 results.append(EngineOutput.of(request, [], logprobs[index]))
@@ -220,14 +224,16 @@ class Scheduler:
         self, request: Request, token_ids: list[int], logprobs: list[dict[int, float]] | None = None
     ) -> list[EngineOutput]:
         """One token to the request, and each further one to a sample forked from it."""
-        results = []
         samples = [request] + [self._fork(request) for _ in token_ids[1:]]
-        for i, (sample, token_id) in enumerate(zip(samples, token_ids, strict=True)):
-            sample.append_token(token_id)
-            ended = sample.finish_reason is not None and self._release(sample)
-            of_sample = [logprobs[i]] if logprobs else None
-            results.append(EngineOutput.of(sample, [token_id], of_sample, ended))
-        return results
+        of_each = [[chosen] for chosen in logprobs] if logprobs else [None] * len(samples)
+        return list(map(self._append_token, samples, token_ids, of_each))
+
+    def _append_token(
+        self, sample: Request, token_id: int, logprobs: list[dict[int, float]] | None
+    ) -> EngineOutput:
+        sample.append_token(token_id)
+        ended = sample.finish_reason is not None and self._release(sample)
+        return EngineOutput.of(sample, [token_id], logprobs, ended)
 
     def _fork(self, parent: Request) -> Request:
         """A new sample that shares all of the parent's blocks; without any, it computes its own."""
