@@ -161,6 +161,11 @@ def test_chunks_equal_one_prefill() -> None:
         torch.testing.assert_close(torch.cat(parts), expected, rtol=0, atol=1e-6)
 
 
+def test_chunks_that_leave_one_or_two_queries_over() -> None:
+    """Blocks of 32 queries and one or two more, which are filled up before they are attended."""
+    Batch([(33, 40), (1, 6), (34, 34), (65, 70), (2, 9)], block_size=4, heads=(3, 3)).check()
+
+
 def test_metadata_by_hand() -> None:
     """A decode at position 5 (block 2, place 1) and a chunk of positions 3, 4 (blocks 6 and 0)."""
     step = AttentionMetadata.build([1, 2], [6, 5], [[7, 2], [6, 0, 4]], block_size=4)
