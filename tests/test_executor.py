@@ -1,11 +1,12 @@
 """ModelExecutor: a ragged batch gives each request what it gets alone; moves come in order."""
 
+from copy import copy
+
 import pytest
 import torch
 from helpers import drain, is_empty, step
-from tiny import greedy, tiny_engine, tiny_model
+from tiny import dense_logits, greedy, tiny_engine, tiny_model
 
-from minivllm.attention import dense_attention
 from minivllm.engine import Engine
 from minivllm.executor import ModelExecutor
 from minivllm.kv_cache import KVCache
@@ -13,19 +14,6 @@ from minivllm.sampling_params import SamplingParams
 from minivllm.step_records import BlockOp, SchedulerOutput
 
 PROMPTS = {"a": [5, 6, 7], "b": list(range(40, 59)), "c": list(range(100, 111))}
-
-
-def dense_logits(token_ids: list[int]) -> torch.Tensor:
-    """Logits [T, V] of the whole sequence in one piece, without any cache: the oracle."""
-    model = tiny_model()
-    scale = model.config.head_dim**-0.5
-    with torch.inference_mode():
-        hidden = model.forward(
-            torch.tensor(token_ids),  # [T]
-            torch.arange(len(token_ids)),  # [T]
-            lambda layer, q, k, v: dense_attention(q, k, v, scale),
-        )  # [T, E]
-        return model.compute_logits(hidden)  # [T, V]
 
 
 def record_logits(engine: Engine) -> dict[str, list[torch.Tensor]]:
@@ -88,7 +76,7 @@ def test_d44_positions_go_on_by_one():
     the prompt was added twice."""
     engine = tiny_engine()
     fed = []
-    model = engine.executor.model
+    engine.executor.model = model = copy(tiny_model())
     inner = model.forward
 
     def spy(token_ids, positions, attend):
@@ -96,11 +84,8 @@ def test_d44_positions_go_on_by_one():
         return inner(token_ids, positions, attend)
 
     model.forward = spy
-    try:
-        engine.add_request("r", list(range(10, 16)), greedy(4))
-        drain(engine)
-    finally:
-        del model.forward  # the instance's: the class's own is back
+    engine.add_request("r", list(range(10, 16)), greedy(4))
+    drain(engine)
     assert fed == [[0, 1, 2, 3, 4, 5], [6], [7], [8]]
 
 

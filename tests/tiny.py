@@ -7,6 +7,7 @@ from functools import cache
 import torch
 from helpers import is_empty
 
+from minivllm.attention import dense_attention
 from minivllm.config import SchedulerConfig
 from minivllm.engine import Engine
 from minivllm.executor import ModelExecutor
@@ -25,6 +26,19 @@ def tiny_model() -> LlamaModel:
     """Three layers of random weights in float32; read-only, so that tests may share it."""
     config, weights = load_weights("tiny")
     return LlamaModel(config, weights)
+
+
+def dense_logits(token_ids: list[int]) -> torch.Tensor:
+    """Logits [T, V] of the whole sequence in one piece, without any cache: the oracle."""
+    model = tiny_model()
+    scale = model.config.head_dim**-0.5
+    with torch.inference_mode():
+        hidden = model.forward(
+            torch.tensor(token_ids),  # [T]
+            torch.arange(len(token_ids)),  # [T]
+            lambda layer, q, k, v: dense_attention(q, k, v, scale),
+        )  # [T, E]
+        return model.compute_logits(hidden)  # [T, V]
 
 
 def tiny_engine(
