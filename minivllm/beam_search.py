@@ -117,14 +117,20 @@ class BeamSearch:
             self.engine.abort(self.request_id)
             self.cum_logprobs.clear()
             return
+        beam = self._beams().get(output.sample_index)
+        if beam is None or beam.num_computed_tokens < beam.num_tokens:
+            return  # an offer made again after a preemption, too late: the choice has been made
         self.offers[output.sample_index] = output.logprobs[0]
         if set(self.offers) == set(self.cum_logprobs):
             self._choose()
             self.offers = {}
 
+    def _beams(self) -> dict[int, Request]:
+        group = self.engine.scheduler.requests.get(self.request_id)
+        return {request.sample_index: request for request in group.samples} if group else {}
+
     def _choose(self) -> None:
-        group = self.engine.scheduler.requests[self.request_id]
-        beams = {request.sample_index: request for request in group.samples}
+        beams = self._beams()
         length = 1 + next(iter(beams.values())).num_output_tokens
         is_last = length == next(iter(beams.values())).max_tokens
         going_on: list[Offer] = []

@@ -98,8 +98,7 @@ class Engine:
         moves and writes."""
         scheduler = self.scheduler
         for request in [*scheduler.running]:
-            scheduler.kv.lose(request)
-            scheduler._preempt_request(request, "since the step broke off")
+            scheduler._preempt_request(request, "since the step broke off", keeps_kv=False)
         for request in scheduler.waiting:
             scheduler.kv.lose(request)
 

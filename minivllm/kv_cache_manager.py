@@ -118,8 +118,10 @@ class KVCacheManager:
 
     def publish_full_blocks(self, request: Request) -> None:
         """Make the blocks findable that are full now, after the step that wrote them has run."""
+        if self.prefix_cache is None:
+            return
         num_full = request.num_computed_tokens // self.block_size
-        if self.prefix_cache is None or request.num_published >= num_full:
+        if request.num_published >= num_full:
             return
         keys = self._extend_hashes(request)
         for index in range(request.num_published, num_full):
@@ -142,11 +144,12 @@ class KVCacheManager:
             self.host_pool.free_blocks(request.host_block_ids)
             request.host_block_ids = []
 
-    def lose(self, request: Request) -> None:
-        """Give everything back; what was computed is to be computed again."""
+    def lose(self, request: Request) -> int:
+        """Give everything back; what was computed is to be computed again. Moves no block: 0."""
         self.free(request)
         request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens)
         request.num_computed_tokens = 0
+        return 0
 
     def preempt(self, request: Request) -> int:
         """Free its blocks, its KV moved to host memory where that is wanted and has room for all of
@@ -154,8 +157,7 @@ class KVCacheManager:
         """
         num_written = num_blocks_for(request.num_computed_tokens, self.block_size)
         if self.host_pool is None or num_written > self.host_pool.num_free_blocks:
-            self.lose(request)
-            return 0
+            return self.lose(request)
         host_block_ids = self.host_pool.get_new_blocks(num_written)
         written = request.block_table.block_ids[:num_written]
         for src, dst in zip(written, host_block_ids, strict=True):

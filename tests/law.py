@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from minivllm.beam_search import BeamSearch, BeamSearchParams
 from minivllm.config import SchedulerConfig
 from minivllm.engine import Engine
 from minivllm.fake_executor import FakeExecutor, extend_digest
@@ -23,7 +24,9 @@ from minivllm.scheduler import Scheduler
 from minivllm.step_records import EngineOutput, SchedulerOutput
 
 MAX_STEPS = 500
-Action = tuple  # ("add", i) ("abort", i) ("preempt", k) ("go",): to the next phase of a step
+# ("add", i) ("abort", i) ("preempt", k) ("crash", 0): the executor breaks off, if it is its turn;
+# ("go",): to the next phase of a step.
+Action = tuple
 
 
 def num_seeds(default: int) -> int:
@@ -45,6 +48,11 @@ class Ask:
     ignore_eos: bool = False
     priority: int = 0
     salt: str | None = None
+    beam_width: int = 0  # a beam search where it is not 0
+
+    @property
+    def num_seats(self) -> int:
+        return self.beam_width or self.n
 
     def params(self) -> SamplingParams:
         return SamplingParams(
@@ -87,18 +95,34 @@ def make_engine(
     return Engine(Scheduler(config, **options), executor, eos_token_ids)
 
 
+def start_search(engine: Engine, name: str, ask: Ask) -> BeamSearch:
+    return BeamSearch(
+        engine, name, ask.prompt, BeamSearchParams(ask.beam_width, ask.max_tokens), ask.salt
+    )
+
+
 @lru_cache(maxsize=4096)
 def solo_run(ask: Ask, vocab_size: int, eos_token_ids: tuple[int, ...]) -> dict[int, list[int]]:
-    """The tokens of each sample of a request that has a roomy engine to itself."""
-    num_blocks = num_blocks_for(len(ask.prompt) + ask.max_tokens, 16) * ask.n
-    config = SchedulerConfig(num_blocks=num_blocks, max_num_seqs=ask.n)
+    """The tokens of each sample (or kept beam) of a request that has a roomy engine to itself."""
+    num_blocks = num_blocks_for(len(ask.prompt) + ask.max_tokens, 16) * ask.num_seats
+    config = SchedulerConfig(num_blocks=num_blocks, max_num_seqs=ask.num_seats, watermark_blocks=0)
     engine = make_engine(config, vocab_size, eos_token_ids)
-    engine.add_request("solo", ask.prompt, ask.params(), ask.priority, ask.salt)
     tokens: dict[int, list[int]] = {}
+    if ask.beam_width:
+        search = start_search(engine, "solo", ask)
+        while search.is_running:
+            for result in engine.step():
+                search.take(result)
+        return kept_tokens(search)
+    engine.add_request("solo", ask.prompt, ask.params(), ask.priority, ask.salt)
     while engine.has_unfinished_requests:
         for result in engine.step():
             tokens.setdefault(result.sample_index, []).extend(result.new_token_ids)
     return tokens
+
+
+def kept_tokens(search: BeamSearch) -> dict[int, list[int]]:
+    return {rank: sequence.tokens for rank, sequence in enumerate(search.kept)}
 
 
 def make_case(seed: int) -> Case:
@@ -152,6 +176,7 @@ def make_ask(rng: random.Random, config: SchedulerConfig, vocab_size: int) -> As
         ignore_eos=rng.random() < 0.3,
         priority=rng.randint(0, 3),
         salt=rng.choice([None, None, None, "a", "b"]),
+        beam_width=rng.choice([0] * 9 + [min(vocab_size, config.max_num_seqs)]),
     )
 
 
@@ -159,7 +184,7 @@ def make_actions(rng: random.Random, num_asks: int) -> tuple[Action, ...]:
     """Each request comes at some time; aborts and preemptions fall into any phase of a step."""
     actions: list[Action] = []
     aborts, preempts = rng.choice([0, 0.04]), rng.choice([0, 0.03, 0.1])
-    hurry = rng.choice([0.1, 0.3, 0.6])
+    hurry, crashes = rng.choice([0.1, 0.3, 0.6]), rng.choice([0, 0, 0.03])
     added = 0
     while added < num_asks or rng.random() < 0.97:
         dice = rng.random()
@@ -170,6 +195,8 @@ def make_actions(rng: random.Random, num_asks: int) -> tuple[Action, ...]:
         elif dice < aborts + preempts + hurry and added < num_asks:
             actions.append(("add", added))
             added += 1
+        elif rng.random() < crashes:
+            actions.append(("crash", 0))
         else:
             actions.append(("go",))
     return tuple(actions)
@@ -186,6 +213,7 @@ class Game:
         self.scheduler = self.engine.scheduler
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.ended: dict[tuple[int, int], str] = {}
+        self.searches: dict[int, BeamSearch] = {}
         self.accepted: set[int] = set()
         self.aborted: set[int] = set()
         self.reached: dict[Request, int] = {}  # tokens whose KV a request has ever had
@@ -214,12 +242,16 @@ class Game:
             return
         ask, config = self.case.asks[index], self.case.config
         need = num_blocks_for(len(ask.prompt) + ask.max_tokens - 1, config.block_size)
-        fits = need <= config.num_blocks and ask.n <= config.max_num_seqs
+        if ask.beam_width:
+            need = need * ask.beam_width + config.watermark_blocks
+        fits = need <= config.num_blocks and ask.num_seats <= config.max_num_seqs
         fits_length = len(ask.prompt) < config.max_model_len
         try:
-            self.engine.add_request(
-                str(index), ask.prompt, ask.params(), ask.priority, ask.salt
-            )
+            if ask.beam_width:
+                self.searches[index] = start_search(self.engine, str(index), ask)
+            else:
+                name, params = str(index), ask.params()
+                self.engine.add_request(name, ask.prompt, params, ask.priority, ask.salt)
         except ValueError:
             assert not (fits and fits_length), f"request {index} fits, but is refused"
         else:
@@ -237,13 +269,29 @@ class Game:
         if running := self.scheduler.running:
             self.scheduler._preempt_request(running[index % len(running)])
 
+    def _crash(self, _: int) -> None:
+        """The executor breaks off: whatever this step was to write or move may hold anything."""
+        if self.phase != "schedule":
+            return
+        executor, config = self.engine.executor, self.case.config
+        for op in self.output.block_ops:
+            pool = executor.host_slots if op.kind == "swap_out" else executor.slots
+            first = op.dst * config.block_size
+            pool[first : first + config.block_size] = [None] * config.block_size
+        for _, request, num_new in self.output.live_chunks():
+            for position in request.next_positions(num_new):
+                executor.slots[request.block_table.slot(position)] = None
+        self.engine._lose_all()
+        self.scheduler.check_integrity()
+        self.phases, self.phase = self._phases(), "update"
+
     def _go(self) -> None:
         self.phase = next(self.phases)
 
     def _phases(self) -> Iterator[str]:
         """schedule, execute and update in turn, for ever; other actions fall in between."""
-        for step in range(1, MAX_STEPS):
-            output = self.scheduler.schedule()
+        while (step := self.scheduler.step + 1) < MAX_STEPS:
+            self.output = output = self.scheduler.schedule()
             self._check_schedule(output)
             yield "schedule"
             model_output = self.engine.executor.execute(output)
@@ -262,6 +310,9 @@ class Game:
 
     def _take(self, results: list[EngineOutput]) -> None:
         for result in results:
+            if int(result.request_id) in self.searches:
+                self.searches[int(result.request_id)].take(result)
+                continue
             key = (int(result.request_id), result.sample_index)
             assert key not in self.ended, f"{key} has ended already: {result}"
             self.tokens.setdefault(key, []).extend(result.new_token_ids)
@@ -276,7 +327,7 @@ class Game:
         assert all(1 <= count <= config.max_chunk for count in counts), f"chunks of {counts} tokens"
         assert len(set(output.requests)) == len(output.requests), "a request is scheduled twice"
         assert all(request in scheduler.running for request in output.requests)
-        kinds = [event.kind for event in output.events]
+        kinds = [event.kind for event in output.events if event.step == output.step]
         preempted = [r for r in scheduler.waiting if r.status is RequestStatus.PREEMPTED]
         if preempted:
             assert "admit" not in kinds, "a new request has overtaken a preempted one"
@@ -285,11 +336,12 @@ class Game:
             if request.name in gone and scheduler.running:
                 last = scheduler.running[-1]
                 assert scheduler._order(last) < scheduler._order(request), "not the youngest left"
-        if not case_has(self.case, "preempt") and self.case.reserve_all and not self._forks():
+        forced = case_has(self.case, "preempt") or case_has(self.case, "crash")
+        if self.case.reserve_all and not forced and not self._forks():
             assert scheduler.stats.num_preemptions == 0, "preempted, though all was reserved"
 
     def _forks(self) -> bool:
-        return any(ask.n > 1 for ask in self.case.asks)
+        return any(ask.num_seats > 1 for ask in self.case.asks)
 
     def _note_reached(self) -> None:
         for request in self.scheduler.running:
@@ -326,12 +378,15 @@ class Game:
             assert not any(kv.host_pool.ref_cnt), "host blocks are still held"
         assert not scheduler.running and not scheduler.requests and not len(scheduler.waiting)
         assert not scheduler.waiting._heap and not scheduler.waiting._entry_of
-        wanted = {(i, s) for i in self.accepted - self.aborted for s in range(self.case.asks[i].n)}
+        plain = self.accepted - set(self.searches)
+        wanted = {(i, s) for i in plain - self.aborted for s in range(self.case.asks[i].n)}
         assert wanted <= set(self.ended), f"never ended: {sorted(wanted - set(self.ended))}"
-        assert {index for index, _ in self.ended} == self.accepted
+        assert {index for index, _ in self.ended} == plain
         assert set(self.tokens) == set(self.ended), "tokens without an end"
+        assert not any(search.is_running for search in self.searches.values())
         counted = scheduler.stats.num_recomputed_tokens
-        assert counted == self.num_recomputed, f"{counted}, not {self.num_recomputed} recomputed"
+        if not self.searches:  # a beam forked from a preempted one computes what that one has lost
+            assert counted == self.num_recomputed, f"{counted}, not {self.num_recomputed} again"
 
     def _check_tokens(self) -> None:
         for (index, sample), tokens in self.tokens.items():
@@ -340,6 +395,11 @@ class Game:
             if self.ended[index, sample] == "abort":
                 wanted = wanted[: len(tokens)]
             assert tokens == wanted, f"request {index}.{sample}: {tokens}, alone {wanted}"
+        for index, search in self.searches.items():
+            solo = solo_run(self.case.asks[index], self.case.vocab_size, self.case.eos_token_ids)
+            if index not in self.aborted:
+                assert search.error is None
+                assert kept_tokens(search) == solo, f"beams {index}: {search.kept}, alone {solo}"
 
 
 def case_has(case: Case, kind: str) -> bool:

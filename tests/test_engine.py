@@ -135,3 +135,41 @@ def test_events_between_steps_belong_to_the_next_one():
     assert [str(event) for event in outputs[1].events] == [
         "r ends (abort): 1 tokens, 2 blocks back"
     ]
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_a_step_that_breaks_off_loses_nothing(mode: str):
+    """Interrupted in the middle of a step, when c has just left for a and b: the error reaches the
+    caller, nobody knows what the blocks hold here and in host memory, and the next steps compute
+    all of it again. The events say how many tokens that costs; they once said 0."""
+    engine = engine_of(4, 6, preemption_mode=mode, num_host_blocks=8)
+    for name, first in [("a", 1), ("b", 40), ("c", 80)]:
+        engine.add_request(name, prompt(6, first), greedy(4))
+    results = [result for _ in range(3) for result in engine.step()]
+    execute = engine.executor.execute
+
+    def break_off(output):
+        engine.executor.slots[:] = [None] * 24
+        raise KeyboardInterrupt
+
+    engine.executor.execute = break_off
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.executor.execute = execute
+    engine.scheduler.check_integrity()
+    assert is_empty_but_for_the_line(engine)
+    words = [str(event) for event in engine.scheduler.events if event.kind == "preempt"]
+    assert words[0].startswith("c is preempted so that a gets a block")
+    assert words[1:] == [
+        f"{name} is preempted since the step broke off: 8 tokens to compute again" for name in "ab"
+    ]
+    tokens = drain(engine, results)
+    for name, first in [("a", 1), ("b", 40), ("c", 80)]:
+        assert tokens[name] == solo(prompt(6, first), greedy(4))
+    assert is_empty(engine)
+
+
+def is_empty_but_for_the_line(engine) -> bool:
+    kv = engine.scheduler.kv
+    host_is_free = kv.host_pool is None or not any(kv.host_pool.ref_cnt)
+    return not engine.scheduler.running and num_free(engine) == 6 and host_is_free
