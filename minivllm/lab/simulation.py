@@ -42,15 +42,14 @@ class CountingExecutor:
             self.now += 1.0
         else:
             self.now += self.clock.seconds(StepWork.of_step(output, self.block_size))
+        one_token = self._one_token
+        chunks = zip(output.requests, output.num_scheduled_tokens, strict=True)
         return ModelOutput([
-            self._answer(request)
-            if num_new == len(request.token_ids) - request.num_computed_tokens
-            else []
-            for request, num_new in zip(output.requests, output.num_scheduled_tokens, strict=True)
+            [] if num_new < len(request.token_ids) - request.num_computed_tokens
+            else [TOKEN] * request.num_seats if request.num_unforked
+            else one_token
+            for request, num_new in chunks
         ])  # fmt: skip
-
-    def _answer(self, request: Request) -> list[int]:
-        return self._one_token if not request.num_unforked else [TOKEN] * request.num_seats
 
 
 class CountingRows:
@@ -160,8 +159,7 @@ def _step(run: Simulation, on_ended: Callable[[int], None] | None) -> None:
     outputs = engine.step()
     now = engine.executor.now
     for output in outputs:
-        times = requests[int(output.request_id)]
-        times.token_times.append(now)
+        requests[int(output.request_id)].token_times.append(now)
         if output.finish_reason is not None:
             num_ended += 1
     run.num_steps += 1
