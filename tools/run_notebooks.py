@@ -42,10 +42,24 @@ def clean(notebook: NotebookNode) -> NotebookNode:
         tags = cell.metadata.get("tags", [])
         cell.metadata = {"tags": tags} if tags else {}
         cell.source = cell.source.strip("\n")
+        if cell.cell_type == "code":
+            cell.outputs = joined(cell.outputs)
         for output in cell.get("outputs", []):
             if "metadata" in output:
                 output.metadata = {}
     return notebook
+
+
+def joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """Pieces of one stream in one output: how a stream is cut depends on the clock."""
+    kept: list[NotebookNode] = []
+    for output in outputs:
+        last = kept[-1] if kept else None
+        if last and output.output_type == "stream" and last.get("name") == output.name:
+            last.text += output.text
+        else:
+            kept.append(output)
+    return kept
 
 
 def main(names: list[str]) -> None:
