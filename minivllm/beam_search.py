@@ -18,6 +18,7 @@ beams of a group fit into the pool together).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -48,8 +49,8 @@ class BeamSearchParams:
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
         if self.temperature != 0:
             raise ValueError(f"temperature must be 0 in a beam search, got {self.temperature!r}")
-        if not is_number(self.length_penalty):
-            raise ValueError(f"length_penalty must be a number, got {self.length_penalty!r}")
+        if not is_number(self.length_penalty) or not math.isfinite(self.length_penalty):
+            raise ValueError(f"length_penalty must be a finite number, got {self.length_penalty!r}")
 
 
 @dataclass
@@ -171,13 +172,20 @@ class BeamSearch:
         return best > self.kept[-1].score
 
     def _continue(self, beams: dict[int, Request], going_on: list[Offer]) -> None:
-        """Drop the beams without an offer left, then lengthen and fork the others."""
+        """Drop the beams without an offer left, then lengthen and fork the others.
+
+        The survivors keep all of the search's seats: whom the next round forks must find a place.
+        """
         scheduler = self.engine.scheduler
         chosen = {index: [o for o in going_on if o.sample_index == index] for index in beams}
         self.cum_logprobs = {}
+        num_spare = self.params.beam_width - len(going_on)
         for index, offers in chosen.items():
             if not offers:
                 scheduler.finish(beams[index], "dropped" if going_on else "stop")
+            else:
+                beams[index].num_unforked = len(offers) - 1 + num_spare
+                num_spare = 0
         for index, offers in chosen.items():
             if offers:
                 samples = scheduler.append_tokens(beams[index], [o.token_id for o in offers])
