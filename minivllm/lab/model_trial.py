@@ -66,8 +66,8 @@ def bytes_jobs(prompts: Sequence[str], outputs: Sequence[int]) -> list[Job]:
 def _run(
     work: Sequence[Job], config: SchedulerConfig, replaced: dict[str, Any], parts: dict[str, Any]
 ) -> TrialRun:
-    executor = ModelExecutor(tiny_model(), config.num_blocks, config.block_size)
     with ExitStack() as stack:
         for name, part in replaced.items():
             stack.enter_context(patch(f"minivllm.executor.{name}", part))
+        executor = ModelExecutor(tiny_model(), config.num_blocks, config.block_size)
         return trial(work, config, executor=executor, **parts)
