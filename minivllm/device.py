@@ -1,7 +1,9 @@
-"""Where and in which precision the engine runs, decided in one place."""
+"""Where, in which precision and with which attention the engine runs, decided in one place."""
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -32,6 +34,33 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     if chosen is None:
         raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
     return chosen
+
+
+def choose_attention_backend(backend: str, device: torch.device) -> str:
+    """ "torch" or "triton"; "auto" is Triton where its kernels can run, and run fast.
+
+    On a CPU they run in Triton's interpreter, a few thousand times slower: only when asked for by
+    name, and only where TRITON_INTERPRET=1 was set before triton was imported. Raises ValueError,
+    with the reason, when "triton" is asked for and cannot run, and for any other name.
+    """
+    if backend not in ("auto", "torch", "triton"):
+        raise ValueError(f"attention_backend must be auto, torch or triton, got {backend!r}")
+    if backend == "torch":
+        return backend
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    obstacle = None
+    if find_spec("triton") is None:
+        obstacle = "the package triton is not installed"
+    elif device.type != "cuda" and not interpreted:
+        obstacle = f"the device is {device}, and TRITON_INTERPRET=1 is not set"
+    elif device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        major, minor = torch.cuda.get_device_capability(device)
+        obstacle = f"the GPU has compute capability {major}.{minor}, below 8.0"
+    if backend == "auto":
+        return "torch" if obstacle or interpreted else "triton"
+    if obstacle:
+        raise ValueError(f"attention_backend is 'triton', but {obstacle}")
+    return backend
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -7,10 +7,13 @@ their order; then each layer writes the step's K and V before anybody reads them
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from minivllm.attention import AttentionMetadata, paged_attention
+from minivllm.device import choose_attention_backend
 from minivllm.kv_cache import KVCache
 from minivllm.model import LlamaModel
 from minivllm.request import Request
@@ -18,16 +21,36 @@ from minivllm.sampler import sample
 from minivllm.step_records import BlockOp, ModelOutput, SchedulerOutput
 
 
+def attention_functions(backend: str) -> tuple[Callable[..., None], Callable[..., Tensor]]:
+    """How a backend, "torch" or "triton", writes K and V into the cache, and how it attends.
+
+    The only place that asks for the Triton kernels, and only when they are wanted.
+    """
+    if backend == "triton":
+        from minivllm import triton_attention
+
+        return triton_attention.write_kv, triton_attention.paged_attention
+    return KVCache.write, paged_attention
+
+
 class ModelExecutor:
     """A model and its KV cache: `num_blocks` blocks of `block_size` tokens, and `num_host_blocks`
-    more in host memory for preempted requests that are swapped out."""
+    more in host memory for preempted requests that are swapped out. attention_backend: "torch",
+    "triton", or "auto" (Triton on a GPU). Raises ValueError where "triton" cannot run."""
 
     def __init__(
-        self, model: LlamaModel, num_blocks: int, block_size: int, num_host_blocks: int = 0
+        self,
+        model: LlamaModel,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        attention_backend: str = "auto",
     ) -> None:
         self.model = model
         self.vocab_size = model.config.vocab_size
         self.scale = model.config.head_dim**-0.5
+        self.attention_backend = choose_attention_backend(attention_backend, model.device)
+        self._write, self._attend = attention_functions(self.attention_backend)
         config = model.config
         sizes = (block_size, config.num_kv_heads, config.head_dim, model.dtype)
         self.cache = KVCache(config.num_layers, num_blocks, *sizes, model.device)
@@ -74,9 +97,9 @@ class ModelExecutor:
         )
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self.cache.write(layer, metadata.slot_mapping, k, v)
+            self._write(self.cache, layer, metadata.slot_mapping, k, v)
             key, value = self.cache.key[layer], self.cache.value[layer]  # [N, BS, KH, D]
-            return paged_attention(q, key, value, metadata, self.scale)  # [T, H, D]
+            return self._attend(q, key, value, metadata, self.scale)  # [T, H, D]
 
         device = self.model.device
         return self.model.forward(

@@ -43,8 +43,9 @@ class LLM:
     torch device. The KV cache has num_blocks blocks of block_size tokens, or as many as
     kv_cache_memory bytes pay for; num_host_blocks more in host memory serve preemption_mode="swap".
     max_model_len: tokens of one request, at most the model's context. enable_prefix_caching is on,
-    as in vLLM: hashing costs a few microseconds a block, next to milliseconds for computing it. The
-    other options are SchedulerConfig's. Raises ValueError for whatever cannot work.
+    as in vLLM: hashing costs a few microseconds a block, next to milliseconds for computing it.
+    attention_backend: "torch", "triton", or "auto" (Triton on a GPU). The other options are
+    SchedulerConfig's. Raises ValueError for whatever cannot work.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LLM:
         max_model_len: int | None = None,
         enable_prefix_caching: bool = True,
         seed: int = 0,
+        attention_backend: str = "auto",
         **scheduler_options: Any,
     ) -> None:
         self.device = choose_device(device)
@@ -92,7 +94,8 @@ class LLM:
             bytes_per_block, kv_cache_memory, self.device, available_bytes(self.device)
         )
         limits = replace(limits, num_blocks=num_blocks)
-        executor = ModelExecutor(self.model, num_blocks, block_size, limits.num_host_blocks)
+        blocks = (num_blocks, block_size, limits.num_host_blocks)
+        executor = ModelExecutor(self.model, *blocks, attention_backend)
         self.engine = Engine(Scheduler(limits), executor, facts.eos_token_ids, seed)
         self._processor = OutputProcessor(self.tokenizer)
         self._ids = count()

@@ -15,6 +15,10 @@ from minivllm.model import ModelConfig
 from minivllm.tokenizer import Tokenizer
 from minivllm.weights import load_weights
 
+# The Triton kernels run on the CPU in the tests. triton looks at this once, when it is imported;
+# neither torch nor minivllm has done that yet.
+os.environ["TRITON_INTERPRET"] = "1"
+
 
 def pytest_configure() -> None:
     """Test processes that run side by side (`-n 2`) share the cores: one thread each."""

@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from minivllm.device import available_bytes, choose_device, choose_dtype
+from minivllm import device as device_module
+from minivllm.device import (
+    available_bytes,
+    choose_attention_backend,
+    choose_device,
+    choose_dtype,
+)
 
 
 def test_the_default_fits_the_machine():
@@ -37,6 +43,43 @@ def test_any_other_device_is_refused(device: object):
 def test_cuda_that_is_not_there():
     with pytest.raises(ValueError, match="device is 'cuda:0', but torch sees no CUDA device"):
         choose_device("cuda:0")
+
+
+def test_attention_on_a_cpu_is_torch_unless_the_interpreter_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Thousands of times slower, the interpreter is never taken by itself."""
+    cpu = torch.device("cpu")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    chosen = [choose_attention_backend(name, cpu) for name in ("auto", "torch", "triton")]
+    assert chosen == ["torch", "torch", "triton"]
+    monkeypatch.delenv("TRITON_INTERPRET")
+    assert choose_attention_backend("auto", cpu) == "torch"
+    with pytest.raises(ValueError, match="'triton', but the device is cpu, and TRITON_INTERPRET"):
+        choose_attention_backend("triton", cpu)
+
+
+def test_attention_on_a_gpu_is_triton_where_it_can_run(monkeypatch: pytest.MonkeyPatch):
+    """A pretended GPU: new enough, too old, and one whose triton is missing."""
+    gpu = torch.device("cuda")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(device_module, "find_spec", lambda name: name)
+    assert [choose_attention_backend(name, gpu) for name in ("auto", "triton")] == ["triton"] * 2
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert choose_attention_backend("auto", gpu) == "torch"
+    with pytest.raises(ValueError, match="'triton', but the GPU has compute capability 7.5"):
+        choose_attention_backend("triton", gpu)
+    monkeypatch.setattr(device_module, "find_spec", lambda name: None)
+    assert choose_attention_backend("auto", gpu) == "torch"
+    with pytest.raises(ValueError, match="'triton', but the package triton is not installed"):
+        choose_attention_backend("triton", gpu)
+
+
+@pytest.mark.parametrize("backend", ["Triton", "", None, "flash"])
+def test_any_other_attention_is_refused(backend: object):
+    with pytest.raises(ValueError, match="attention_backend must be auto, torch or triton, got"):
+        choose_attention_backend(backend, torch.device("cpu"))
 
 
 def test_available_bytes_are_what_the_system_tells():
