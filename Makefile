@@ -27,7 +27,7 @@ demo: $(RUN) ## 32 chat prompts: static batching, then continuous batching
 	$(PY) -m minivllm demo $(ARGS)
 
 test: $(DEV) ## run the tests
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 mutants: $(DEV) ## plant faults one by one and see that the tests notice each
 	$(PY) tools/mutants.py $(ARGS)
