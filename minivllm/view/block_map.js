@@ -864,7 +864,7 @@ const CSS = `
 .mv-p3::after { --p: repeating-linear-gradient(0deg, #0007 0 1px, transparent 1px 4px); }
 .mv-fill::after, .mv-chip::after { background: var(--p, none); }
 .mv-slots { position: absolute; inset: 0; background: repeating-linear-gradient(to top, transparent 0 calc(100% / var(--slots) - 1px),
-  color-mix(in srgb, var(--bg) 65%, transparent) calc(100% / var(--slots) - 1px) calc(100% / var(--slots))); }
+  #fff7 calc(100% / var(--slots) - 1px) calc(100% / var(--slots))); }
 .mv-cell small { position: absolute; left: 2px; top: 0; font-size: 9px; line-height: 12px; color: var(--fg);
   background: color-mix(in srgb, var(--bg) 80%, transparent); border-radius: 3px; padding: 0 2px; font-variant-numeric: tabular-nums; }
 .mv-cell > b { position: absolute; left: 50%; top: 54%; transform: translate(-50%, -50%); font: 600 13px/16px var(--jp-ui-font-family, system-ui, sans-serif);
@@ -887,6 +887,7 @@ const CSS = `
 .mv-is-idle > b { text-decoration: line-through; }
 .mv-lighting .mv-cell:not(.mv-lit) { opacity: .22; }
 .mv-lit { outline: 2px solid var(--fg); outline-offset: 0; }
+.mv-middle .mv-held.mv-is-cached::after { width: 6px; height: 6px; border-width: 1px; right: 1px; bottom: 1px; }
 .mv-middle { gap: 2px; } .mv-middle .mv-cell > b { font-size: 11px; line-height: 13px; padding: 0 2px; top: 60%; }
 .mv-middle .mv-cell small { font-size: 8px; line-height: 9px; padding: 0 1px; left: 0; } .mv-middle .mv-cell em { font-size: 10px; line-height: 10px; right: 0; }
 .mv-dense { gap: 2px; } .mv-dense .mv-cell { border-radius: 0; border-width: 1px; overflow: visible; contain: size layout; }
@@ -940,11 +941,11 @@ const CSS = `
 .mv-field { cursor: pointer; touch-action: pan-y; user-select: none; }
 .mv-body { position: relative; contain: layout; }
 .mv-timeline .mv-body { max-height: 360px; overflow: hidden auto; }
-.mv-lane { display: grid; grid-template-columns: 34px minmax(0, 1fr); align-items: center; margin-bottom: 2px; content-visibility: auto; contain-intrinsic-size: auto 16px; }
+.mv-lane { display: grid; grid-template-columns: 34px minmax(0, 1fr); align-items: center; margin-bottom: 2px; }
 .mv-lane .mv-chip { justify-self: start; height: 16px; }
 .mv-bars { position: relative; height: 16px; }
 .mv-many .mv-lane, .mv-many .mv-lane .mv-chip, .mv-many .mv-bars { height: 12px; }
-.mv-many .mv-lane { contain-intrinsic-size: auto 12px; } .mv-many .mv-chip b { line-height: 12px; }
+.mv-many .mv-lane { content-visibility: auto; contain-intrinsic-size: auto 12px; } .mv-many .mv-chip b { line-height: 12px; }
 .mv-bar { position: absolute; top: 0; bottom: 0; min-width: 1px; }
 .mv-k-prefill { background: #0072B2; box-shadow: inset -1px 0 var(--bg); forced-color-adjust: none; }
 .mv-k-decode { background: #56B4E9; forced-color-adjust: none; }

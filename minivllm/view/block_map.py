@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class BlockMap:
     """One run, or two under one clock, ready to be shown.
 
-    step: the iteration to open at (the busiest of the first run). columns: blocks in a row of the
+    step: the iteration to open at (the busiest of the last run). columns: blocks in a row of the
     map. timeline, curve: show these below the map; map=False leaves the map out. Raises ValueError
     for no trace, an empty one, or a step outside.
     """
@@ -46,7 +46,7 @@ class BlockMap:
         self.traces = traces
         self.parts = [part for part, is_wanted in wanted.items() if is_wanted]
         self.columns = columns
-        self.step = traces[0].busiest if step is None else self._checked(step)
+        self.step = traces[-1].busiest if step is None else self._checked(step)
 
     def _checked(self, step: int) -> int:
         length = max(map_len(self.traces), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,8 @@ from minivllm.view.trace import Trace
 if TYPE_CHECKING:
     from minivllm.llm import LLM
 
-BLOCK_SIZE, NUM_BLOCKS, MOST_TOKENS = 8, 64, 40
-ROW_SLOTS, BATCH_SIZE = 128, 4  # static batching, in the same memory: 4 rows of 128 slots
+BLOCK_SIZE, NUM_BLOCKS, MOST_TOKENS = 8, 28, 40
+ROW_SLOTS, BATCH_SIZE = 128, 4  # of static batching
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -31,7 +32,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", default="smollm2", help="as for LLM (default: %(default)s)")
     parser.add_argument("--num-prompts", type=int, default=8, help="how many ask at once")
-    parser.add_argument("--num-blocks", type=int, default=NUM_BLOCKS, help="KV blocks in the pool")
+    blocks = f"KV blocks in the pool (default: {NUM_BLOCKS}; with --static, as much as its rows)"
+    parser.add_argument("--num-blocks", type=int, help=blocks)
     parser.add_argument("--block-size", type=int, default=BLOCK_SIZE, help="tokens in a block")
     parser.add_argument("--static", action="store_true", help="static batching beside it")
     parser.add_argument("--text", action="store_true", help="print the text map too")
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
 def record_demo(
     model: str = "smollm2",
     num_prompts: int = 8,
-    num_blocks: int = NUM_BLOCKS,
+    num_blocks: int | None = None,
     block_size: int = BLOCK_SIZE,
     static: bool = False,
 ) -> list[Trace]:
@@ -73,6 +75,8 @@ def record_demo(
     from minivllm.lab.demo_prompts import demo_prompts
     from minivllm.llm import LLM
 
+    if num_blocks is None:
+        num_blocks = BATCH_SIZE * ROW_SLOTS // block_size if static else NUM_BLOCKS
     questions = demo_prompts()[:num_prompts]
     if num_prompts < 1:
         raise ValueError(f"num_prompts must be >= 1, got {num_prompts}")
@@ -84,14 +88,22 @@ def record_demo(
     chats = [llm.chat_prompt([{"role": "user", "content": text}]) for text, _ in questions]
     params = [SamplingParams(temperature=0, max_tokens=min(most, MOST_TOKENS))
               for _, most in questions]  # fmt: skip
-    traces = [_record_static(llm, chats, params, block_size)] if static else []
+    names = [text for text, _ in questions]  # a request is named by what it asks
+    traces = [_record_static(llm, names, chats, params, block_size)] if static else []
     with Recorder(llm, title="Continuous batching") as recorder:
-        llm.generate(chats, params, use_tqdm=False)
+        for name, chat, wanted in zip(names, chats, params, strict=True):
+            llm.add_request(chat, wanted, name)
+        while llm.engine.has_unfinished_requests:
+            llm.step()
     return [*traces, recorder.trace]
 
 
 def _record_static(
-    llm: LLM, chats: Sequence[dict[str, Any]], params: Sequence[SamplingParams], block_size: int
+    llm: LLM,
+    names: Sequence[str],
+    chats: Sequence[dict[str, Any]],
+    params: Sequence[SamplingParams],
+    block_size: int,
 ) -> Trace:
     from minivllm.baselines.static_batching import StaticBatchingEngine
     from minivllm.baselines.static_executor import StaticModelExecutor
@@ -100,8 +112,8 @@ def _record_static(
     engine = StaticBatchingEngine(executor, BATCH_SIZE, ROW_SLOTS, llm.engine.eos_token_ids)
     decode = text_of_token(llm.tokenizer)
     with Recorder(engine, decode, "Static batching", block_size) as recorder:
-        for index, (chat, wanted) in enumerate(zip(chats, params, strict=True)):
-            engine.add_request(str(index), chat["prompt_token_ids"], wanted)
+        for name, chat, wanted in zip(names, chats, params, strict=True):
+            engine.add_request(name, chat["prompt_token_ids"], wanted)
         while engine.has_unfinished_requests:
             engine.step()
     return recorder.trace
@@ -116,3 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args.run(args)
     except ValueError as error:
         parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -55,13 +55,15 @@ def jobs_of(prompts: Sequence[int], outputs: Sequence[int], seed: int = 0) -> li
     ]
 
 
-def run_continuous(jobs: Sequence[Job], config: SchedulerConfig, title: str = "") -> Trace:
-    """All jobs at once through the engine, recorded."""
+def run_continuous(
+    jobs: Sequence[Job], config: SchedulerConfig, title: str = "", arrivals: Sequence[int] = ()
+) -> Trace:
+    """Jobs through the engine, recorded. arrivals: the iterations before each comes (0 for all)."""
     executor = FakeExecutor(
         config.num_blocks, config.block_size, num_host_blocks=config.num_host_blocks
     )
     engine = Engine(Scheduler(config), executor)
-    return _run(engine, jobs, title or "Continuous batching", config.block_size)
+    return _run(engine, jobs, title or "Continuous batching", config.block_size, arrivals)
 
 
 def run_static(
@@ -73,12 +75,19 @@ def run_static(
 
 
 def _run(
-    engine: Engine | StaticBatchingEngine, jobs: Sequence[Job], title: str, size: int
+    engine: Engine | StaticBatchingEngine,
+    jobs: Sequence[Job],
+    title: str,
+    size: int,
+    arrivals: Sequence[int] = (),
 ) -> Trace:
     trace = record(engine, title=title, block_size=size)
-    for job in jobs:
-        params = SamplingParams(temperature=0, max_tokens=job.max_tokens)
-        engine.add_request(job.name, job.prompt_token_ids, params)
-    while engine.has_unfinished_requests:
+    coming = list(zip(jobs, arrivals or [0] * len(jobs), strict=True))
+    while coming or engine.has_unfinished_requests:
+        now = len(trace) - 1
+        for job, _ in (pair for pair in coming if pair[1] <= now):
+            params = SamplingParams(temperature=0, max_tokens=job.max_tokens)
+            engine.add_request(job.name, job.prompt_token_ids, params)
+        coming = [pair for pair in coming if pair[1] > now]
         engine.step()
     return trace
