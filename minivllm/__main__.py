@@ -33,6 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_demo(commands)
     add_generate(commands)
     add_bench(commands)
+    add_lab(commands)
     return parser
 
 
@@ -80,6 +81,13 @@ def add_bench(commands) -> None:
     parser.add_argument("--prefix-caching", action="store_true", help="for the engine minivllm")
 
 
+def add_lab(commands) -> None:
+    from minivllm.lab.lab_command import add_options
+
+    text = "Run the experiments: the published figures, ours beside them; alone: list them."
+    add_options(add_command(commands, "lab", text, run_lab))
+
+
 def set_threads(num_threads: int) -> None:
     import torch
 
@@ -98,6 +106,12 @@ def run_bench(args: argparse.Namespace) -> None:
     from minivllm.lab.bench import bench
 
     bench(args)
+
+
+def run_lab(args: argparse.Namespace) -> None:
+    from minivllm.lab.lab_command import lab
+
+    lab(args)
 
 
 def run_generate(args: argparse.Namespace) -> None:

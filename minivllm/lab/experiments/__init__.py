@@ -1,0 +1,1 @@
+"""The published figures as runs: each module holds one experiment, all by `minivllm lab --all`."""
