@@ -12,7 +12,7 @@ from minivllm.lab.checks import check, check_value, report, solution
 from minivllm.lab.exam import Exam, Wrong
 from minivllm.lab.exercise import Exercise, Mistake, Question
 from minivllm.lab.model_trial import bytes_jobs, model_trial
-from minivllm.lab.notebooks import exercise_id_of, exercise_ids, solve
+from minivllm.lab.notebooks import exercise_id_of, exercise_ids, solve, strip
 from minivllm.lab.registry import all_exercises, find
 from minivllm.lab.trial import jobs, trial
 from minivllm.scheduler import Scheduler
@@ -85,6 +85,16 @@ def test_exercises_are_stored_open_and_solutions_folded(path: Path):
             assert "exercise" in cell.metadata.tags
             text = "".join(output.get("text", "") for output in cell.outputs)
             assert text.startswith("○") and f" {key}" in text, f"{key}: {text}"
+
+
+def test_what_a_class_is_given_has_no_outputs_and_the_same_cells():
+    """`make student`: everything but the outputs; the notebook itself stays as it is."""
+    notebook = read(NOTEBOOKS[0])
+    given = strip(notebook)
+    assert [cell["source"] for cell in given["cells"]] == [cell.source for cell in notebook.cells]
+    code = [cell for cell in given["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    assert notebook == read(NOTEBOOKS[0])
 
 
 @pytest.mark.slow
