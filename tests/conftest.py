@@ -26,6 +26,15 @@ def pytest_configure() -> None:
         torch.set_num_threads(1)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the tables that tests recorded, whichever process they ran in."""
+    for report in terminalreporter.getreports("passed"):
+        for name, table in report.user_properties:
+            if name == "table":
+                terminalreporter.write_sep("-", report.nodeid)
+                terminalreporter.write_line(table)
+
+
 def need(module: str) -> None:
     """Skip the test when a module is missing; where CI is set, fail: there it must be present."""
     if find_spec(module) is not None:
