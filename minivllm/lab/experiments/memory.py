@@ -31,8 +31,8 @@ FIGURE_13 = {
 }
 AT_30_PER_SECOND = "alpaca/vllm/30 per second"
 PIECES = (
-    "the piece that a request needs jumps at each power of two, so this depends on the shape of the "
-    "lengths, of which only the means are published"
+    "the piece that a request needs jumps at each power of two, so this depends on the shape of "
+    "the lengths, of which only the means are published"
 )
 NOT_FULL = (
     "the paper's 30 requests a second do not fill vLLM's memory, and a full line does; how many "
