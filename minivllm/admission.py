@@ -74,7 +74,9 @@ def reason_to_wait(
 
 
 def check_token_ids(request: Request, vocab_size: int) -> None:
-    """Raise ValueError for a token id, of the prompt or to stop at, that the model has not."""
+    """Raise ValueError for a token id, of the prompt or to stop at, that the model has not, and
+    when nothing but stop tokens is left to draw before min_tokens.
+    """
     token_ids = [*request.token_ids, *request.params.stop_token_ids]
     for token_id in (min(token_ids), max(token_ids)):
         if not 0 <= token_id < vocab_size:
@@ -82,3 +84,8 @@ def check_token_ids(request: Request, vocab_size: int) -> None:
                 f"request {request.request_id!r}: token id {token_id} is outside the vocabulary of "
                 f"{vocab_size}"
             )
+    if request.suppressed_token_ids and len(request.stop_token_ids) >= vocab_size:
+        raise ValueError(
+            f"request {request.request_id!r}: all {vocab_size} tokens are stop tokens, and "
+            f"min_tokens is {request.params.min_tokens}"
+        )

@@ -3,7 +3,11 @@
 import pytest
 from helpers import drain, engine_of, greedy, is_empty, num_free, prompt, solo
 
+from minivllm.config import SchedulerConfig
+from minivllm.engine import Engine
+from minivllm.fake_executor import FakeExecutor
 from minivllm.sampling_params import SamplingParams
+from minivllm.scheduler import Scheduler
 
 
 def test_a_request_goes_through():
@@ -173,3 +177,15 @@ def is_empty_but_for_the_line(engine) -> bool:
     kv = engine.scheduler.kv
     host_is_free = kv.host_pool is None or not any(kv.host_pool.ref_cnt)
     return not engine.scheduler.running and num_free(engine) == 6 and host_is_free
+
+
+def test_stop_tokens_may_not_cover_the_vocabulary_before_min_tokens():
+    """With every token a stop token and min_tokens 1 there is nothing to draw: the twin looked for
+    a free token for ever. Such a request is refused at the door."""
+    scheduler = Scheduler(SchedulerConfig(num_blocks=4, block_size=4))
+    engine = Engine(scheduler, FakeExecutor(num_blocks=4, block_size=4, vocab_size=3))
+    params = SamplingParams(max_tokens=2, min_tokens=1, stop_token_ids=[0, 1, 2])
+    with pytest.raises(ValueError, match="all 3 tokens are stop tokens"):
+        engine.add_request("r", [1], params)
+    engine.add_request("r", [1], SamplingParams(max_tokens=2, stop_token_ids=[0, 1, 2]))
+    assert engine.step()[0].finish_reason == "stop"
