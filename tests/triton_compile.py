@@ -124,7 +124,7 @@ def compile_all(capability: int, variants: list[tuple]) -> list[dict]:
 
 def table(reports: list[dict]) -> str:
     """The reports, a line each."""
-    lines = ["target   kernel  dtype-H-KH-D        registers  shared  spilled  16-byte loads others"]
+    lines = ["target   kernel  dtype-H-KH-D        registers  shared  spilled 16-byte loads others"]
     for r in reports:
         lines.append(
             f"{r['target']:8} {r['kernel']:7} {r['variant']:18} {r['registers']:10} {r['shared']:7}"
