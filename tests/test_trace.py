@@ -116,6 +116,19 @@ def test_a_recorder_stops_and_the_engine_is_free_of_it():
     assert len(recorder.trace) == 2
 
 
+def test_who_is_stopped_after_the_last_step_has_ended_in_the_trace():
+    """A stop string ends a request between two steps; no further step comes to show it."""
+    engine = random_engine(random.Random(1))
+    with Recorder(engine) as recorder:
+        engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=9))
+        engine.step()
+        engine.stop("a", 0, "END")
+    frame = recorder.trace[-1]
+    assert len(recorder.trace) == 3 and frame.requests[0].finish_reason == "stop"
+    assert [event.kind for event in frame.events] == ["finish"]
+    assert not frame.owners()
+
+
 def test_recording_changes_no_token():
     """The same run with and without a recorder gives the same tokens."""
 

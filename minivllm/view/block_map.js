@@ -864,7 +864,7 @@ const CSS = `
 .mv-p3::after { --p: repeating-linear-gradient(0deg, #0007 0 1px, transparent 1px 4px); }
 .mv-fill::after, .mv-chip::after { background: var(--p, none); }
 .mv-slots { position: absolute; inset: 0; background: repeating-linear-gradient(to top, transparent 0 calc(100% / var(--slots) - 1px),
-  #fff7 calc(100% / var(--slots) - 1px) calc(100% / var(--slots))); }
+  #8886 calc(100% / var(--slots) - 1px) calc(100% / var(--slots))); }
 .mv-cell small { position: absolute; left: 2px; top: 0; font-size: 9px; line-height: 12px; color: var(--fg);
   background: color-mix(in srgb, var(--bg) 80%, transparent); border-radius: 3px; padding: 0 2px; font-variant-numeric: tabular-nums; }
 .mv-cell > b { position: absolute; left: 50%; top: 54%; transform: translate(-50%, -50%); font: 600 13px/16px var(--jp-ui-font-family, system-ui, sans-serif);

@@ -65,11 +65,10 @@ class LookAtEngine:
             waiting=list(scheduler.waiting),
             ref_cnt=scheduler.kv.pool.ref_cnt,
             cached=nothing_cached if cache is None else cache.entry,
-            events=scheduler.events if output is None else output.events,
         )
         if output is not None:
             look.scheduled = list(zip(output.requests, output.num_scheduled_tokens, strict=True))
-            look.ops = output.block_ops
+            look.events, look.ops = output.events, output.block_ops
         return look
 
 

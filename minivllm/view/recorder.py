@@ -14,6 +14,7 @@ from typing import Any
 
 from minivllm.prefix_cache import CachedBlock
 from minivllm.request import Request
+from minivllm.step_records import SchedulerOutput
 from minivllm.view.frame import FREE, BlockCell, Frame, RequestRow
 from minivllm.view.look import Look, LookAt, look_for
 from minivllm.view.trace import Trace
@@ -56,9 +57,14 @@ class Recorder:
         self.trace.append(frame, new_token_ids, self._new_texts(new_token_ids))
 
     def stop(self) -> None:
-        """Observe no further; the trace stays."""
-        if self in self.engine.observers:
-            self.engine.observers.remove(self)
+        """Observe no further; the trace stays. Who ended after the last step (by a stop string, or
+        aborted) is seen to have ended."""
+        if self not in self.engine.observers:
+            return
+        self.engine.observers.remove(self)
+        scheduler = getattr(self.engine, "scheduler", None)
+        if scheduler is not None and scheduler.events:
+            self(self.engine, SchedulerOutput(scheduler.step, events=scheduler.events))
 
     def __enter__(self) -> Recorder:
         return self
