@@ -51,6 +51,13 @@ def new_figure(width: float, height: float, columns: int, title: str, label: str
     return figure
 
 
+def log_scale(axes: Axes, *which: str, base: float = 10) -> None:
+    """Make the axes named "x" or "y" logarithmic; not where nothing is drawn, for it has no log."""
+    if any(len(line.get_xdata()) for line in axes.lines):
+        for name in which:
+            getattr(axes, f"set_{name}scale")("log", base=base)
+
+
 def pairs_of_bars(
     axes: Axes, names: Sequence[str], ours: Sequence[float], theirs: Sequence[float]
 ) -> None:
@@ -127,10 +134,11 @@ def draw_blocks(rows: Cases) -> Figure:
     for key, words, colour in (("swap_ms", "swap out and in", PALETTE[5]),
                                ("recompute_ms", "recompute", PALETTE[2])):  # fmt: skip
         axes.plot(sizes, [rows[f"swap/{s}"][key] for s in sizes], "o-", color=colour, label=words)
-    axes.set(xlabel="block size", ylabel=f"ms for {blocks.LOST_TOKENS} tokens", yscale="log")
+    axes.set(xlabel="block size", ylabel=f"ms for {blocks.LOST_TOKENS} tokens")
+    log_scale(axes, "y")
     axes.legend(fontsize=8, frameon=False)
     for axes in figure.axes:
-        axes.set_xscale("log", base=2)
+        log_scale(axes, "x", base=2)
     return figure
 
 
@@ -150,7 +158,8 @@ def draw_anyscale(rows: Cases) -> Figure:
               label="vLLM, published", **hollow)  # fmt: skip
     axes.plot([1536], [anyscale.STATIC_AT_1536], "s", color=PALETTE[7],
               label="naive static, published", **hollow)  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="longest output allowed", ylabel="tokens/s")
+    axes.set(xlabel="longest output allowed", ylabel="tokens/s")
+    log_scale(axes, "x", "y")
     axes.set_xticks(list(anyscale.BATCH_SIZES), map(str, anyscale.BATCH_SIZES))
     axes.minorticks_off()
     axes.legend(fontsize=8, frameon=False)
@@ -192,8 +201,8 @@ def draw_online(rows: Cases) -> Figure:
         left.plot(rates, values, "o-", color=colour, label=name, markersize=4)
         if queue := rows.get(f"{name}/{rate_shown}", {}).get("queue"):
             right.step(*zip(*queue, strict=True), where="post", color=colour, linewidth=1.2)
-    left.set(xscale="log", yscale="log", xlabel="requests a second",
-             ylabel="median time to first token (s)")  # fmt: skip
+    left.set(xlabel="requests a second", ylabel="median time to first token (s)")
+    log_scale(left, "x", "y")
     left.set_xticks([0.1, 0.25, 0.5, 1, 2, 4, 6], ["0.1", "0.25", "0.5", "1", "2", "4", "6"])
     left.minorticks_off()
     figure.legend(fontsize=8, frameon=False, loc="outside right center")
@@ -215,7 +224,8 @@ def draw_calibration(rows: Cases) -> Figure:
             if key == "measured_ms":
                 low, high = ([factor * value for value in values] for factor in (0.75, 1.25))
                 axes.fill_between(sizes, low, high, color="#eeeeee", label="25 %")
-        axes.set(xlabel=name, ylabel="ms a step", xscale="log", ylim=(0, None))
+        axes.set(xlabel=name, ylabel="ms a step", ylim=(0, None))
+        log_scale(axes, "x")
         axes.set_xticks(sizes, map(str, sizes))
         axes.minorticks_off()
         axes.legend(fontsize=8, frameon=False)

@@ -65,7 +65,8 @@ class KVMeter:
     """An observer of an engine: looks at its memory once in `every` steps, while anybody waits.
 
     So the split is that of a busy server: neither the first steps, in which it fills, nor the end,
-    when nobody is left to come, are counted. skip: requests that must have ended before.
+    when nobody is left to come, are counted. It looks after the step: whoever has ended in it is
+    gone. skip: requests that must have ended before.
     """
 
     def __init__(self, every: int = 1, skip: int = 0) -> None:
