@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--block-size", type=int, default=BLOCK_SIZE, help="tokens in a block")
     parser.add_argument("--static", action="store_true", help="static batching beside it")
     parser.add_argument("--text", action="store_true", help="print the text map too")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, threads=None, json=None)  # what every command has
     return parser
 
 
