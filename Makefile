@@ -55,6 +55,9 @@ book: $(DEV) ## write the course as static pages into build/book
 student: $(RUN) ## write the notebooks without outputs into build/student
 	$(PY) tools/student_notebooks.py $(ARGS)
 
+grade: $(RUN) ## run a class's notebooks and mark their exercises (ARGS="submissions/")
+	$(PY) tools/grade.py $(ARGS)
+
 clean: ## delete caches and build outputs (.venv stays; delete it by hand)
 	rm -rf build dist minivllm.egg-info .pytest_cache .ruff_cache .hypothesis
 	find minivllm tests -name __pycache__ -type d -prune -exec rm -rf {} +
