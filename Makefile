@@ -14,7 +14,7 @@ PIP     := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test mutants bench lint lab figures clean notebooks book student
+.PHONY: help setup demo test mutants bench lint lab figures clean notebooks book student grade
 
 help: ## list the targets
 	@echo "usage: make TARGET [ARGS=\"...\"] [PYTHON=python3.12]"
