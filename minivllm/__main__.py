@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+from minivllm.view import map_command
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 2 for bad input, 130 for an interrupt."""
@@ -34,6 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_generate(commands)
     add_bench(commands)
     add_lab(commands)
+    map_command.add_parser(commands)
     return parser
 
 
