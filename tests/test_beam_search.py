@@ -94,6 +94,27 @@ def test_ignore_eos_goes_through_end_tokens():
     assert [tokens for tokens, *_ in ours] == [t for t, *_ in reference(prompt(6), params, eos)]
 
 
+def test_it_goes_on_while_the_worst_text_kept_can_be_bettered():
+    """2 beams, token 0 ends. Kept: -1.0 after one token and -3.2 / 2 = -1.6 after two. The best beam
+    stands at -2.4 / 2 = -1.2: worse than the best text, but better than the worst, so the search
+    goes on, and the third token makes it -2.5 / 3, the best of all."""
+    engine = engine_of(4, 16)
+    engine.eos_token_ids = (0,)
+    low = {6: -20.0, 7: -20.0, 8: -20.0}
+    engine.executor = Likeliest(
+        [
+            [{0: -1.0, 1: -1.2, 2: -5.0, 3: -6.0}],
+            [{5: -1.2, 0: -2.0, 6: -9.0, 7: -9.0}, {5: -20.0, **low}],
+            [{9: -0.1, **low}, {5: -20.0, **low}],
+        ]
+    )
+    (ours,) = run(engine, BeamSearch(engine, "b", prompt(6), BeamSearchParams(2, 3)))
+    assert [(tokens[6:], score, reason) for tokens, score, reason in ours] == [
+        ([1, 5, 9], round(-2.5 / 3, 6), "length"),
+        ([0], -1.0, "stop"),
+    ]
+
+
 # --- how beams share blocks -----------------------------------------------------------------------
 
 
