@@ -1,6 +1,4 @@
-"""The rules of the door: what could never run is refused, how much the others reserve, and why the
-first in line must wait.
-"""
+"""The rules of the door: who is refused, how much the others reserve, why the first must wait."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ def known_tokens(request: Request) -> int:
 def check_can_run_alone(request: Request, config: SchedulerConfig, reserve: Reserve) -> None:
     """Raise ValueError when the request would not fit even with the whole engine to itself.
 
-    Also lowers its max_tokens to what max_model_len leaves. This is what guarantees progress: the
-    first in line can always be given the blocks of all the others.
+    That guarantees progress: the first in line can always be given the blocks of all the others.
+    Also lowers the request's max_tokens to what max_model_len leaves.
     """
     where, length = f"request {request.request_id!r}", request.num_prompt_tokens
     room = config.max_model_len - length
@@ -49,19 +47,20 @@ def check_can_run_alone(request: Request, config: SchedulerConfig, reserve: Rese
 
 
 class Room(NamedTuple):
-    """What a step has left for newcomers. watermark: free blocks that must stay free."""
+    """What a step has left for newcomers."""
 
-    seats: int
-    num_free_blocks: int
-    watermark: int
+    seats: int  # of max_num_seqs
+    num_free_blocks: int  # that can be had at once
+    watermark: int  # free blocks that must stay free
     budget: int  # tokens
 
 
 def reason_to_wait(
     request: Request, num_blocks: int, num_lacking: int, room: Room, config: SchedulerConfig
 ) -> str | None:
-    """Why a request that needs `num_blocks` blocks and lacks `num_lacking` tokens may not enter
-    now, in numbers; None when it may.
+    """Why a request may not enter now, in numbers; None when it may.
+
+    It takes `num_blocks` blocks off the free list, and lacks `num_lacking` tokens.
     """
     if request.num_seats > room.seats:
         return f"needs {request.num_seats} seats, {room.seats} free"
@@ -74,8 +73,8 @@ def reason_to_wait(
 
 
 def check_token_ids(request: Request, vocab_size: int) -> None:
-    """Raise ValueError for a token id, of the prompt or to stop at, that the model has not, and
-    when nothing but stop tokens is left to draw before min_tokens.
+    """Raise ValueError when a token id, of the prompt or to stop at, is not in the vocabulary, or
+    when all of the vocabulary are stop tokens, so that nothing can be drawn before min_tokens.
     """
     token_ids = [*request.token_ids, *request.params.stop_token_ids]
     for token_id in (min(token_ids), max(token_ids)):

@@ -1,4 +1,4 @@
-"""The pool of KV blocks: who is free, and how many hold each of the others.
+"""The pool of KV blocks: which are free, and how many holders each of the others has.
 
 Invariant: a block is in the free list exactly when its `ref_cnt` is 0, and free + used =
 num_blocks. The pool knows nothing of requests, tokens or hashes; every operation is O(1) per block.
@@ -47,15 +47,11 @@ class BlockPool:
 
     @property
     def free_block_ids(self) -> list[int]:
-        """The free blocks, the next to be taken first. O(num_blocks): for looking, not for a
-        step.
-        """
+        """The free blocks, the next to be taken first. O(num_blocks): for views, not for a step."""
         return list(self._free)
 
     def get_new_blocks(self, num_blocks: int) -> list[int]:
-        """Take blocks out of the free list, all or none. Raises ValueError when too few are
-        free.
-        """
+        """Take blocks out of the free list, all or none. Raises ValueError if too few are free."""
         if num_blocks > len(self._free):
             raise ValueError(f"{num_blocks} blocks wanted, {len(self._free)} free")
         block_ids = [self._free.popitem(last=False)[0] for _ in range(num_blocks)]
@@ -74,7 +70,7 @@ class BlockPool:
             self.ref_cnt[block_id] = count + 1
 
     def free_blocks(self, block_ids: Iterable[int]) -> None:
-        """Take one holder away from each block; the last one's leaving frees it.
+        """Take one holder away from each block; a block without a holder is free.
 
         Blocks enter the free list in the order given. Raises ValueError for a block that is free.
         """
@@ -97,6 +93,8 @@ class BlockPool:
             if count != held:
                 raise RuntimeError(f"block {block_id} has ref_cnt {count}, but {held} holders")
             if (count == 0) != (block_id in self._free):
-                raise RuntimeError(f"block {block_id} is free, but has ref_cnt {count}, or neither")
-        if self.num_shared_blocks != sum(count >= 2 for count in expected):
-            raise RuntimeError(f"num_shared_blocks is {self.num_shared_blocks}, not what is shared")
+                where = "in the free list" if count else "not in the free list"
+                raise RuntimeError(f"block {block_id} has ref_cnt {count}, but is {where}")
+        num_shared = sum(count >= 2 for count in expected)
+        if self.num_shared_blocks != num_shared:
+            raise RuntimeError(f"num_shared_blocks is {self.num_shared_blocks}, not {num_shared}")

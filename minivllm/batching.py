@@ -1,8 +1,8 @@
-"""Who shares a step: the rule that forms the batch, which some systems see differently.
+"""Who shares a step: the rule that forms the batch.
 
 A rule is a function (scheduler, output) that fills the step's output with the scheduler's two
 moves, `schedule_running` and `schedule_waiting`. This is vLLM's, the default; TGI's stands in
-baselines/systems.py.
+baselines/prefill_first.py.
 """
 
 from __future__ import annotations

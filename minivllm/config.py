@@ -16,9 +16,10 @@ class SchedulerConfig:
     once. max_num_batched_tokens: tokens in one step, the token budget. max_model_len: tokens of one
     request, prompt and output. long_prefill_token_threshold: most tokens one request runs in a step
     (0: the whole budget). enable_chunked_prefill: whether a prompt may be run in pieces.
-    watermark_blocks: blocks that an admission must leave free for those already running. policy:
-    "fcfs", "priority" or "sjf". preemption_mode: "recompute", or "swap" into num_host_blocks blocks
-    of host memory.
+    watermark_blocks: blocks that an admission must leave free for those already running.
+    enable_prefix_caching: whether full blocks are found again by requests with the same prefix.
+    policy: "fcfs", "priority" or "sjf". preemption_mode: "recompute", or "swap" into
+    num_host_blocks blocks of host memory.
 
     >>> SchedulerConfig(num_blocks=8, long_prefill_token_threshold=64, max_num_batched_tokens=32)
     Traceback (most recent call last):

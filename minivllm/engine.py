@@ -24,7 +24,7 @@ class Engine:
     """One scheduler, one executor, and the loop between them.
 
     eos_token_ids: the model's end tokens. seed: for requests without a seed of their own. Observers
-    are called after each step with (engine, scheduler_output); without any, they cost nothing.
+    are called after each step with (engine, scheduler_output).
 
     >>> from minivllm.config import SchedulerConfig
     >>> from minivllm.fake_executor import FakeExecutor
@@ -61,7 +61,7 @@ class Engine:
         malformed, could never run, or bears the id of one that has not ended."""
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
-            raise ValueError(f"request {request_id!r}: {params!r} are no SamplingParams")
+            raise ValueError(f"request {request_id!r}: {params!r} is not a SamplingParams")
         request = Request(
             request_id,
             prompt_token_ids,
@@ -77,9 +77,9 @@ class Engine:
         self.scheduler.add_request(request)
 
     def step(self) -> list[EngineOutput]:
-        """Schedule, execute, update. Without anything to do it is an empty step.
+        """Schedule, execute, update. With nothing to do, it is an empty step.
 
-        If the executor is broken off (an interrupt, memory running out), the error goes on to the
+        If the executor breaks off (an interrupt, memory running out), the error goes on to the
         caller, and the next step takes up where the last one ended.
         """
         scheduler_output = self.scheduler.schedule()
@@ -94,8 +94,9 @@ class Engine:
         return results
 
     def _lose_all(self) -> None:
-        """Have all KV computed again: a step that broke off has done nobody knows which part of its
-        moves and writes."""
+        """Have all KV computed again: nobody knows which of its moves and writes a step that broke
+        off has done.
+        """
         scheduler = self.scheduler
         for request in [*scheduler.running]:
             scheduler._preempt_request(request, "since the step broke off", keeps_kv=False)
@@ -103,8 +104,10 @@ class Engine:
             scheduler.kv.lose(request)
 
     def abort(self, request_id: str) -> list[EngineOutput]:
-        """End a request wherever it is; returns the last output of each of its live samples (one,
-        unless n > 1), or nothing for an id that is unknown or has ended."""
+        """End a request wherever it is; returns the last output of each of its live samples.
+
+        That is one output unless n > 1, and none for an id that is unknown or has ended.
+        """
         group = self.scheduler.requests.get(request_id)
         samples = list(group.samples) if group else []
         return [self.scheduler.finish(request, "abort") for request in samples]

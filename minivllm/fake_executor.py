@@ -2,8 +2,8 @@
 
 A KV slot stores (token, position, digest of the whole prefix). To produce a token the twin gathers
 the request's slots through its block table, checks every one, and derives the next token from what
-it read. A stale, shared by mistake, freed too early or off-by-one block shows at once: as a
-RuntimeError where the entry is wrong, or as a token that differs from the request's solo run.
+it read. A block that is stale, shared by mistake, freed too early or off by one shows at once: as a
+RuntimeError where the entry is wrong, or as a token that differs from those of the request alone.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ MASK = (1 << 61) - 1
 
 
 class Slot(NamedTuple):
+    """What one slot of the twin's KV cache holds."""
+
     token_id: int
     position: int
-    digest: int
+    digest: int  # of all tokens up to this one
 
 
 def extend_digest(digest: int, token_id: int) -> int:
-    """The digest of a prefix with one more token: a chain, so that each entry knows all before
-    it.
-    """
+    """The digest of a prefix with one more token: a chain, so each depends on all tokens before."""
     return (digest * 1_000_003 + token_id * 2_654_435_761 + 97) & MASK
 
 
@@ -42,7 +42,7 @@ def choose_token(
 
 
 class FakeExecutor:
-    """Token-trace executor over `num_blocks` blocks of `block_size` slots.
+    """Runs steps without a model, over `num_blocks` blocks of `block_size` slots.
 
     vocab_size: tokens are 0 .. vocab_size - 1. check_all: verify every slot of a request in each
     step, O(context); else only the newest, O(1), whose digest still vouches for the whole prefix.
@@ -63,7 +63,7 @@ class FakeExecutor:
         self.host_slots: list[Slot | None] = [None] * (num_host_blocks * block_size)
 
     def execute(self, output: SchedulerOutput) -> ModelOutput:
-        """Move blocks, write this step's slots, read each request's context, answer with tokens."""
+        """Run one step; the answer is aligned with `output.requests`."""
         for op in output.block_ops:
             self._move(op)
         chunks = output.live_chunks()

@@ -1,7 +1,8 @@
 """The rules that hold after each step, checked one by one; the first broken one is named.
 
-Every block is free, or its ref_cnt equals the number of tables that hold it; each live request is
-in exactly one queue; a table holds the blocks of its tokens; what is shared is not written.
+A block's ref_cnt is the number of tables that hold it, and it is free exactly when that is 0; each
+live request is in exactly one queue; a running request's table has room for the tokens computed,
+and for no more than is known or reserved; no block is shared before it is written.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ def _check_queues(scheduler: Scheduler, live: list[Request]) -> None:
     queued = list(scheduler.running) + list(scheduler.waiting)
     if len(queued) != len(live) or set(queued) != set(live):
         raise RuntimeError(f"{len(live)} live requests, but {len(queued)} places in the queues")
-    for request in queued:
-        runs = request in scheduler.running
+    num_running = len(scheduler.running)
+    for place, request in enumerate(queued):
+        runs = place < num_running
         if runs != (request.status is RequestStatus.RUNNING) or request.is_finished:
             raise RuntimeError(f"{request} stands in the wrong queue")
-    if sum(request.num_seats for request in scheduler.running) > scheduler.config.max_num_seqs:
-        raise RuntimeError(f"{len(scheduler.running)} requests run, more than max_num_seqs")
+    seats, most = sum(r.num_seats for r in scheduler.running), scheduler.config.max_num_seqs
+    if seats > most:
+        raise RuntimeError(f"{seats} seats are taken, more than max_num_seqs ({most})")
 
 
 def _check_table(scheduler: Scheduler, request: Request) -> None:

@@ -23,12 +23,10 @@ NEVER = sys.maxsize
 
 
 class InitialNeed(NamedTuple):
-    """What a waiting request needs to enter: blocks found in the cache, and how many free ones it
-    takes.
-    """
+    """What a waiting request needs to enter."""
 
-    cached_block_ids: list[int]
-    num_blocks: int  # out of the free list, cached ones that nobody holds included
+    cached_block_ids: list[int]  # the blocks of its prefix that the cache has
+    num_blocks: int  # that leave the free list: new ones, and cached ones that nobody holds
 
 
 class KVCacheManager:
@@ -41,12 +39,12 @@ class KVCacheManager:
         self.host_pool = BlockPool(config.num_host_blocks) if swaps else None
         self.prefix_cache = PrefixCache(self.block_size) if config.enable_prefix_caching else None
         self.block_ops: list[BlockOp] = []  # since the last take_block_ops
-        self.evicted: list[int] = []  # cached blocks overwritten since then
+        self.evicted: list[int] = []  # cached blocks taken for new tokens since take_evicted
 
     # --- entering -------------------------------------------------------------------------------
 
     def initial_need(self, request: Request, num_tokens: int) -> InitialNeed:
-        """What admitting `request` with room for `num_tokens` tokens takes. Changes nothing."""
+        """What it takes to admit `request` with room for `num_tokens` tokens. Changes nothing."""
         total = num_blocks_for(num_tokens, self.block_size)
         cached = [] if request.host_block_ids else self._find_cached_blocks(request)
         num_held = sum(self.pool.ref_cnt[block_id] > 0 for block_id in cached)
@@ -65,9 +63,7 @@ class KVCacheManager:
             request.num_published = len(need.cached_block_ids)
 
     def _find_cached_blocks(self, request: Request) -> list[int]:
-        """Published blocks of its prefix; never all of its tokens, for the last must be
-        computed.
-        """
+        """Published blocks of its prefix, without its last token: that one must be computed."""
         if self.prefix_cache is None:
             return []
         keys = self._extend_hashes(request)[: (request.num_tokens - 1) // self.block_size]
@@ -84,21 +80,22 @@ class KVCacheManager:
         block_ids = request.block_table.block_ids
         start = request.num_computed_tokens
         num_missing = num_blocks_for(start + num_new_tokens, self.block_size) - len(block_ids)
-        # Only the block that is half full at `start` can be held by others too: see fork().
+        # Of the blocks to write only the partly filled one at `start` can be shared: see fork().
         first = start // self.block_size
-        shared = start % self.block_size and self.pool.ref_cnt[block_ids[first]] > 1
-        if num_missing <= 0 and not shared:
+        is_shared = start % self.block_size > 0 and self.pool.ref_cnt[block_ids[first]] > 1
+        if num_missing <= 0 and not is_shared:
             return []
-        num_new = max(num_missing, 0) + bool(shared)
+        num_new = max(num_missing, 0) + is_shared  # one more for the copy
         if num_new > self.pool.num_available_blocks:
             return None
         new_block_ids = self._get_new_blocks(num_new)
-        if shared:
+        if is_shared:
             self._copy_on_write(request, first, new_block_ids[0])
-        block_ids += new_block_ids[bool(shared) :]
+        block_ids += new_block_ids[1:] if is_shared else new_block_ids
         return new_block_ids
 
     def _copy_on_write(self, request: Request, index: int, new_block_id: int) -> None:
+        """Have logical block `index` copied, and hold the copy instead of the shared block."""
         block_ids = request.block_table.block_ids
         self.block_ops.append(BlockOp("copy", block_ids[index], new_block_id))
         self.pool.free_blocks([block_ids[index]])
@@ -117,7 +114,7 @@ class KVCacheManager:
         self.pool.touch(child.block_table.block_ids)
 
     def publish_full_blocks(self, request: Request) -> None:
-        """Make the blocks findable that are full now, after the step that wrote them has run."""
+        """Make all blocks that are full now findable: after the step that wrote them has run."""
         if self.prefix_cache is None:
             return
         num_full = request.num_computed_tokens // self.block_size
@@ -145,15 +142,15 @@ class KVCacheManager:
             request.host_block_ids = []
 
     def lose(self, request: Request) -> int:
-        """Give everything back; what was computed is to be computed again. Moves no block: 0."""
+        """Give everything back, to be computed again. Returns 0: no block is moved."""
         self.free(request)
         request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens)
         request.num_computed_tokens = 0
         return 0
 
     def preempt(self, request: Request) -> int:
-        """Free its blocks, its KV moved to host memory where that is wanted and has room for all of
-        it; else its tokens are to be computed again. Returns the number of blocks moved.
+        """Free its blocks. Its KV moves to host memory, if that is wanted and has room for all of
+        it; else it is to be computed again. Returns the number of blocks moved.
         """
         num_written = num_blocks_for(request.num_computed_tokens, self.block_size)
         if self.host_pool is None or num_written > self.host_pool.num_free_blocks:
@@ -167,12 +164,13 @@ class KVCacheManager:
         return num_written
 
     def _swap_in(self, request: Request) -> None:
+        # The table may be longer: it has room for the tokens that come next.
         for src, dst in zip(request.host_block_ids, request.block_table.block_ids, strict=False):
             self.block_ops.append(BlockOp("swap_in", src, dst))
         self.host_pool.free_blocks(request.host_block_ids)
         request.host_block_ids = []
 
-    # --- shared ---------------------------------------------------------------------------------
+    # --- for all of these -----------------------------------------------------------------------
 
     def take_block_ops(self) -> list[BlockOp]:
         """The moves decided since the last call, in their order."""
@@ -180,7 +178,7 @@ class KVCacheManager:
         return ops
 
     def take_evicted(self) -> list[int]:
-        """The cached blocks overwritten since the last call."""
+        """The cached blocks taken for new tokens since the last call."""
         evicted, self.evicted = self.evicted, []
         return evicted
 
@@ -197,9 +195,7 @@ class KVCacheManager:
         return request.block_hashes
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise RuntimeError unless pools, tables and cache agree (design rules: one holder per
-        ref).
-        """
+        """Raise RuntimeError unless pools, tables and cache agree and what is shared is written."""
         requests = list(requests)
         self.pool.check_integrity(b for r in requests for b in r.block_table.block_ids)
         if self.host_pool is not None:
@@ -207,7 +203,7 @@ class KVCacheManager:
         if self.prefix_cache is not None:
             self.prefix_cache.check_integrity(self.pool.num_blocks)
         for request in requests:
-            num_touched = num_blocks_for(request.num_computed_tokens, self.block_size)
-            for block_id in request.block_table.block_ids[num_touched:]:
+            num_written = num_blocks_for(request.num_computed_tokens, self.block_size)
+            for block_id in request.block_table.block_ids[num_written:]:
                 if self.pool.ref_cnt[block_id] > 1:
                     raise RuntimeError(f"{request} shares block {block_id}, not written yet")

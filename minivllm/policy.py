@@ -7,7 +7,11 @@ bound is stated with each function. Preempted requests stand before all new ones
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from minivllm.request import Request
+
+Policy = Callable[[Request], float]
 
 ARRIVALS_PER_PRIORITY = 100
 TOKENS_PER_ARRIVAL = 16

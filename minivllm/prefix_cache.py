@@ -1,9 +1,10 @@
 """The prefix cache: full blocks found again by what they hold and by all that came before it.
 
-A block's key is a sha256 over (key of the block before, its tokens, tagged extras), so equal keys
-mean equal prefixes from the first token on: K and V of a token depend on its whole prefix, not on
-the token alone. Invariant: an entry's block holds exactly the KV of its chain of tokens, until the
-block is handed out anew, when `forget` drops the entry first; so the map never outgrows the pool.
+A block's key (vLLM: block hash) is a sha256 over the key of the block before, extras such as a
+tenant's salt, and the block's tokens. So equal keys mean equal prefixes from the first token on:
+K and V of a token depend on its whole prefix, not on the token alone. Invariant: an entry's block
+holds exactly the KV of its chain of tokens, until the block is handed out anew, when `forget` drops
+the entry first; so the map never outgrows the pool.
 
 Reference counts are none of its business: a block that nobody holds stays findable here while it
 waits in the free list, least recently used first in line to be overwritten.
@@ -26,7 +27,7 @@ def sha256(data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class CachedBlock:
-    """A published block: where it lies and what it holds."""
+    """A published block: where it lies, the key of the block before it, and what it holds."""
 
     block_id: int
     parent: bytes
@@ -61,14 +62,13 @@ class PrefixCache:
         return block_id in self._key_of
 
     def entry(self, block_id: int) -> CachedBlock | None:
-        """What a block holds, or None when it cannot be found here. For looking."""
+        """What a block holds; None when it is not published. For views."""
         return self._blocks[self._key_of[block_id]] if block_id in self._key_of else None
 
     def block_hashes(
         self, token_ids: Sequence[int], known: Iterable[bytes] = (), salt: str | None = None
     ) -> list[bytes]:
-        """The keys of all full blocks of `token_ids`, going on from the first ones, `known`
-        already.
+        """The keys of all full blocks of `token_ids`; `known` are the first of them, made before.
 
         The salt enters the first key, and through the chain all others: tenants share nothing.
         """
@@ -80,8 +80,9 @@ class PrefixCache:
         return keys
 
     def find(self, token_ids: Sequence[int], keys: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest published prefix. Tokens are compared, so a key that collides
-        misses.
+        """The blocks of the longest published prefix.
+
+        The tokens are compared too: equal keys of different tokens (a collision) are no hit.
         """
         block_ids = []
         for index, key in enumerate(keys):
@@ -95,10 +96,11 @@ class PrefixCache:
     def publish(
         self, keys: Sequence[bytes], index: int, tokens: Sequence[int], block_id: int
     ) -> bool:
-        """Make logical block `index` findable, its KV being written now.
+        """Make logical block `index` findable, now that its KV is written.
 
-        False when another content has this key (a collision): the chain must not be published
-        further. A twin (the same content in another block) is left as it is, and the chain goes on.
+        Returns False when other tokens have this key (a collision): the chain must not be published
+        further. When the same tokens are published in another block (a twin), that one stays, and
+        the chain goes on.
         """
         parent = keys[index - 1] if index else ROOT
         entry = self._blocks.get(keys[index])
@@ -109,7 +111,7 @@ class PrefixCache:
         return True
 
     def forget(self, block_ids: Iterable[int]) -> list[int]:
-        """Drop the entries of blocks that are about to be overwritten; say which had one."""
+        """Drop the entries of blocks about to be overwritten; returns the blocks that had one."""
         evicted = [block_id for block_id in block_ids if block_id in self._key_of]
         for block_id in evicted:
             del self._blocks[self._key_of.pop(block_id)]
@@ -127,7 +129,7 @@ class PrefixCache:
         return tuple(token_ids[index * self.block_size : (index + 1) * self.block_size])
 
     def _key(self, parent: bytes, tokens: tuple[int, ...], extras: tuple) -> bytes:
-        # every part has its length fixed or in front of it, so no two inputs run together
+        # The lengths stand in front, so that no two inputs give the same bytes.
         tags = repr(extras).encode()
         header = array("q", [len(parent), len(tags), len(tokens)]).tobytes()
         return self._hash(header + parent + tags + array("q", tokens).tobytes())

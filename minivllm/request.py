@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NoReturn
 
 from minivllm.page_table import BlockTable
 from minivllm.sampling_params import SamplingParams, is_int
@@ -117,9 +118,7 @@ class Request:
 
     @property
     def num_seats(self) -> int:
-        """Places it takes among max_num_seqs: its own, and one for each sample still to be
-        forked.
-        """
+        """Places it takes among max_num_seqs: its own, and those of samples still to be forked."""
         return 1 + self.num_unforked
 
     @property
@@ -143,7 +142,7 @@ class Request:
         return sorted(self.stop_token_ids)
 
     def append_token(self, token_id: int) -> None:
-        """Append an output token; say in `finish_reason` whether it is the last."""
+        """Append an output token; the last one sets `finish_reason`."""
         self.token_ids.append(token_id)
         num_output = len(self.token_ids) - self.num_prompt_tokens
         if token_id in self.stop_token_ids and num_output > self.params.min_tokens:
@@ -164,7 +163,9 @@ class Request:
         return random.Random(f"{self.seed}/{sample_index}/{len(self.token_ids)}").random()
 
     def fork(self, sample_index: int) -> Request:
-        """Another sample with the same tokens so far; the caller shares the blocks."""
+        """Another sample with the same tokens so far; its table is empty until the caller shares
+        the blocks (KVCacheManager.fork).
+        """
         child = Request.__new__(Request)
         for field in self.__slots__:
             setattr(child, field, getattr(self, field))
@@ -201,5 +202,5 @@ class RequestGroup:
         return child
 
 
-def _refuse(request_id: str, token: object) -> int:
+def _refuse(request_id: str, token: object) -> NoReturn:
     raise ValueError(f"request {request_id!r}: prompt_token_ids holds {token!r}, not an integer")

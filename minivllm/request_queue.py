@@ -6,11 +6,10 @@ Invariant: whoever has been preempted is never overtaken by somebody who has not
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+from minivllm.policy import Policy
 from minivllm.request import Request, RequestStatus
-
-Policy = Callable[[Request], float]
 
 
 class RequestQueue:
@@ -63,5 +62,5 @@ class RequestQueue:
         return request in self._entry_of
 
     def __iter__(self) -> Iterator[Request]:
-        """The requests in line order. O(n log n): for looking, not for a step."""
+        """The requests in line order. O(n log n): for views, not for a step."""
         return iter([entry[-1] for entry in sorted(self._entry_of.values(), key=lambda e: e[:-1])])

@@ -10,8 +10,8 @@ Running requests come first, then waiting ones enter while
 and whoever ends gives its blocks back in the same update. Out of blocks, the youngest running
 request is preempted. Progress is guaranteed, since `add_request` refuses what could not run alone,
 and the first in line can always have all the others' blocks. Waiting requests are not skipped: when
-the first in line does not fit, nobody behind it enters. What is left out: chunks of one request in
-flight twice (async steps).
+the first in line does not fit, nobody behind it enters. Left out: scheduling a step while the one
+before it still runs (vLLM: async scheduling).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from minivllm.step_records import EngineOutput, Event, ModelOutput, SchedulerOut
 
 
 class Scheduler:
-    """Queues `waiting` and `running`, both in the policy's order; the end of `running` goes first.
+    """Queues `waiting` and `running`, both in the policy's order: the first in line enters next,
+    the last of `running` is preempted next.
 
-    What the systems of the laboratory differ in: `reserve`, how many tokens' slots a request must
-    get when it enters; `form_batch`, who shares a step; `pool`, which blocks a request gets (by
-    default any).
+    The systems of baselines/ differ in `reserve`, how many tokens' slots a request must get when it
+    enters; `form_batch`, who shares a step; `pool`, which blocks a request gets (by default any).
     """
 
     def __init__(
@@ -112,9 +112,7 @@ class Scheduler:
         return budget if self.stats.num_preemptions == num_preemptions else None
 
     def _make_room(self, request: Request, num_new: int) -> bool:
-        """Slots for a running request's tokens; False when it is the youngest and must leave
-        itself.
-        """
+        """Slots for a running request's tokens; False when it is the one that was preempted."""
         while self.kv.allocate_slots(request, num_new) is None:
             why = f"so that {request.name} gets a block"
             if self._preempt_request(self.running[-1], why) is request:
@@ -129,6 +127,7 @@ class Scheduler:
             if request.num_seats <= seats:
                 need = self.kv.initial_need(request, self.reserve(request))
             num_cached = len(need.cached_block_ids) * self.config.block_size
+            # Computed tokens of one who waits: those swapped out; it looks for no prefix then.
             num_lacking = request.num_tokens - (num_cached or request.num_computed_tokens)
             watermark = self.config.watermark_blocks if self.running else 0
             room = Room(seats, self.kv.pool.num_available_blocks, watermark, budget)
@@ -167,7 +166,10 @@ class Scheduler:
     def _preempt_request(
         self, request: Request, why: str = "on demand", keeps_kv: bool = True
     ) -> Request:
-        """Take a running request's blocks; it resumes before anybody who has not run yet."""
+        """Take a running request's blocks; it resumes before anybody who has not run yet.
+
+        keeps_kv: whether its KV may be kept in host memory; else it is computed again.
+        """
         self.running.remove(request)
         num_computed = request.num_computed_tokens
         num_swapped = self.kv.preempt(request) if keeps_kv else self.kv.lose(request)
@@ -175,9 +177,8 @@ class Scheduler:
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.waiting.push(request)
-        cost = f"{num_swapped} blocks moved to host memory"
-        if not num_swapped:
-            cost = f"{num_computed} tokens to compute again"
+        again = f"{num_computed} tokens to compute again"
+        cost = f"{num_swapped} blocks moved to host memory" if num_swapped else again
         self._log("preempt", request.name, f"is preempted {why}: {cost}")
         return request
 
@@ -225,7 +226,7 @@ class Scheduler:
     ) -> list[EngineOutput]:
         """One token to the request, and each further one to a sample forked from it."""
         samples = [request] + [self._fork(request) for _ in token_ids[1:]]
-        of_each = [[chosen] for chosen in logprobs] if logprobs else [None] * len(samples)
+        of_each = [[its_own] for its_own in logprobs] if logprobs else [None] * len(samples)
         return list(map(self._append_token, samples, token_ids, of_each))
 
     def _append_token(
@@ -248,9 +249,9 @@ class Scheduler:
         return child
 
     def _release(self, request: Request) -> bool:
-        """What ending means, for whatever reason; the caller takes it out of its queue.
+        """Free the blocks of a sample that ends; the caller takes it out of its queue.
 
-        True when this was the last sample of the user's request.
+        Returns True when this was the last sample of the user's request.
         """
         num_blocks = request.block_table.num_blocks
         self.kv.free(request)
@@ -268,7 +269,5 @@ class Scheduler:
         self.events.append(Event(self.step, kind, name, reason))
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless every rule of the design holds now. O(pool): for tests and
-        views.
-        """
+        """Raise RuntimeError unless every rule of integrity.py holds. O(pool): for tests, views."""
         check_integrity(self)

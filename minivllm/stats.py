@@ -1,4 +1,4 @@
-"""Quantities for teaching: what the scheduler has done so far, and how the pool stands now."""
+"""Counts of what the scheduler has done so far, and a measure of the pool as it stands now."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class SchedulerStats:
 
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
-    num_swapped_blocks: int = 0
+    num_swapped_blocks: int = 0  # moved out to host memory
     num_copied_blocks: int = 0
-    num_prompt_tokens: int = 0
+    num_prompt_tokens: int = 0  # of requests that have entered
     num_cached_tokens: int = 0
 
     def count_admission(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
@@ -33,7 +33,10 @@ class SchedulerStats:
         self.num_swapped_blocks += num_swapped_blocks
 
     def count_recompute(self, request: Request, num_new_tokens: int) -> None:
-        """Of the tokens that `request` has just run, count those it had lost to a preemption."""
+        """Of the tokens just run, not counted as computed yet, count those a preemption had lost.
+
+        For a request whose num_computed_tokens is below its num_lost_tokens.
+        """
         num_left = request.num_lost_tokens - request.num_computed_tokens
         self.num_recomputed_tokens += min(num_left, num_new_tokens)
 
@@ -45,9 +48,10 @@ class SchedulerStats:
 
 @dataclass(frozen=True)
 class KVUsage:
-    """The pool at one moment. used + free = all blocks; reserved blocks are used ones that hold no
-    token yet; shared ones have at least two holders; cached ones are findable by prefix, used or
-    free.
+    """The pool at one moment: used + free = all blocks, but for what a buddy pool rounds up.
+
+    Reserved blocks are used ones that hold no token yet; shared ones have at least two holders;
+    cached ones are findable by prefix, used or free.
     """
 
     num_used_blocks: int

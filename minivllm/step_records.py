@@ -1,7 +1,7 @@
 """The records that travel through one step: schedule -> execute -> update.
 
-They hold no logic. A request's chunk of this step is token_ids[num_computed_tokens :][:n], its
-slots are in its block table, and `block_ops` come before any of it.
+They decide nothing. A request's chunk of this step is token_ids[num_computed_tokens :][:n], its
+slots are in its block table, and `block_ops` are carried out before anything is computed.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ class SchedulerOutput:
         self.num_scheduled_tokens.append(num_new)
 
     def live_chunks(self) -> list[tuple[int, Request, int]]:
-        """(index, request, its tokens) of those that still run; others were aborted or preempted
-        after schedule(), and their blocks are no longer theirs."""
+        """(index, request, number of its tokens) of those that still run.
+
+        The others were aborted or preempted after schedule(): their blocks are no longer theirs.
+        """
         running = RequestStatus.RUNNING  # looked up once: this is the hottest loop of a step
         chunks = zip(self.requests, self.num_scheduled_tokens, strict=True)
         return [
@@ -89,7 +91,7 @@ class ModelOutput:
 
 @dataclass(slots=True)
 class EngineOutput:
-    """What one sample of one request got from one step; its last one has a finish_reason.
+    """What one sample of one request got from one step; the sample's last has a finish_reason.
 
     finish_reason: "stop", "length", "abort" or "error". stop_reason: the token id or string that
     stopped it, None for the model's own end token; the message for an error.
@@ -112,7 +114,7 @@ class EngineOutput:
         logprobs: list[dict[int, float]] | None = None,
         request_ended: bool = False,
     ) -> EngineOutput:
-        """The output that tells of `request` as it stands now."""
+        """What `request` got, with its state as it is now."""
         return cls(
             request.request_id,
             request.sample_index,

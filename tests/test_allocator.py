@@ -83,8 +83,8 @@ def test_a_pool_without_blocks_is_refused():
     "break_it, message",
     [
         (lambda pool: pool.ref_cnt.__setitem__(0, 2), "block 0 has ref_cnt 2, but 1 holders"),
-        (lambda pool: pool._free.__setitem__(0, None), "block 0 is free, but has ref_cnt 1"),
-        (lambda pool: pool._free.__delitem__(3), "block 3 is free, but has ref_cnt 0, or neither"),
+        (lambda pool: pool._free.__setitem__(0, None), "block 0 has ref_cnt 1, but is in the free"),
+        (lambda pool: pool._free.__delitem__(3), "block 3 has ref_cnt 0, but is not in"),
         (lambda pool: setattr(pool, "num_shared_blocks", 1), "num_shared_blocks is 1"),
     ],
 )

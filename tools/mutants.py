@@ -65,14 +65,14 @@ FAULTS = [
     Fault("hits of a resumed request counted", "scheduler", "if not resumes:", "if True:"),
     Fault("head freed before tail", "kv_cache_manager", "self.pool.free_blocks(reversed(request.block_table.block_ids))", "self.pool.free_blocks(request.block_table.block_ids)"),
     # --- sharing --------------------------------------------------------------------------------
-    Fault("copy-on-write forgotten", "kv_cache_manager", "shared = start % self.block_size and self.pool.ref_cnt[block_ids[first]] > 1", "shared = False"),
+    Fault("copy-on-write forgotten", "kv_cache_manager", "is_shared = start % self.block_size > 0 and self.pool.ref_cnt[block_ids[first]] > 1", "is_shared = False"),
     Fault("copied block keeps its holder", "kv_cache_manager", "        self.pool.free_blocks([block_ids[index]])\n", ""),
     Fault("table keeps the shared block", "kv_cache_manager", "        block_ids[index] = new_block_id\n", ""),
     Fault("copy in the wrong direction", "kv_cache_manager", 'BlockOp("copy", block_ids[index], new_block_id)', 'BlockOp("copy", new_block_id, block_ids[index])'),
     Fault("fork without touch", "kv_cache_manager", "self.pool.touch(child.block_table.block_ids)", "pass"),
     Fault("fork shares the table itself", "kv_cache_manager", "child.block_table.block_ids = parent.block_table.block_ids[:num_written]", "child.block_table = parent.block_table"),
     Fault("fork shares the tokens themselves", "request", "child.token_ids = list(self.token_ids)", "pass"),
-    Fault("room for the copy forgotten", "kv_cache_manager", "num_new = max(num_missing, 0) + bool(shared)", "num_new = max(num_missing, 0) or bool(shared)"),
+    Fault("room for the copy forgotten", "kv_cache_manager", "num_new = max(num_missing, 0) + is_shared", "num_new = max(num_missing, 0) or is_shared"),
     Fault("samples draw the same numbers", "request", '{self.seed}/{sample_index}/', "{self.seed}/"),
     # --- preemption -----------------------------------------------------------------------------
     Fault("resume with the prompt's length", "scheduler", "num_lacking = request.num_tokens - (num_cached", "num_lacking = request.num_prompt_tokens - (num_cached"),
