@@ -77,7 +77,7 @@ CASES = {
     ),
     "two params for three": (prompt("a", "b", "c", wanted=[greedy(1)] * 2), "3 prompts, but 2"),
     "params that are a dict": (prompt("a", wanted={"max_tokens": 3}), "got {'max_tokens': 3}"),
-    "params that are a word": (prompt("a", "b", wanted=[greedy(1), "x"]), "'x' are no Sampl"),
+    "params that are a word": (prompt("a", "b", wanted=[greedy(1), "x"]), "'x' is not a Sampl"),
     # chats
     "an empty chat": (chat([[]]), r"messages must be a non-empty list, got \[\]"),
     "a chat that is a text": (chat("hello"), "message 0 must be a dict"),
