@@ -95,9 +95,9 @@ def test_ignore_eos_goes_through_end_tokens():
 
 
 def test_it_goes_on_while_the_worst_text_kept_can_be_bettered():
-    """2 beams, token 0 ends. Kept: -1.0 after one token and -3.2 / 2 = -1.6 after two. The best beam
-    stands at -2.4 / 2 = -1.2: worse than the best text, but better than the worst, so the search
-    goes on, and the third token makes it -2.5 / 3, the best of all."""
+    """2 beams, token 0 ends. Kept: -1.0 after one token and -3.2 / 2 = -1.6 after two. The best
+    beam stands at -2.4 / 2 = -1.2: worse than the best text, but better than the worst, so the
+    search goes on, and the third token makes it -2.5 / 3, the best of all."""
     engine = engine_of(4, 16)
     engine.eos_token_ids = (0,)
     low = {6: -20.0, 7: -20.0, 8: -20.0}
