@@ -282,36 +282,38 @@ def test_what_does_not_fit_is_refused():
 
 def test_d31_slot_minus_one_writes_nothing():
     """D31: a padding slot of -1 was taken for the last slot, or for a neighbour's."""
-    cache = KVCache(1, 3, 4, 2, 16)
-    k, v = torch.randn(3, 2, 16), torch.randn(3, 2, 16)
+    pools = torch.zeros(2, 5, 4, 2, 16)  # the caches are blocks 1 to 3: what lies around is ours
+    k, v = torch.randn(2, 3, 2, 16)
+    cache = SimpleNamespace(key=[pools[0, 1:4]], value=[pools[1, 1:4]])
     write_kv(cache, 0, torch.tensor([-1, 6, -1]), k, v)
-    slots = cache.key[0].flatten(0, 1), cache.value[0].flatten(0, 1)  # [N * BS, KH, D]
-    assert torch.equal(slots[0][6], k[1]) and torch.equal(slots[1][6], v[1])
-    assert all(x[:6].eq(0).all() and x[7:].eq(0).all() for x in slots)
-    assert all(x[0, -1].eq(0).all() for x in cache._layers[0])  # nor is the spare slot used
+    for pool, x in zip(pools, (k, v), strict=True):
+        assert torch.equal(pool[2, 2], x[1])
+        pool[2, 2] = 0
+        assert pool.eq(0).all()
 
 
 @pytest.mark.parametrize("far_is_key", [True, False])
-def test_d40_offsets_beyond_32_bits(tmp_path: Path, far_is_key: bool):
+@pytest.mark.parametrize("stride, last", [(2**30 + 64, 2), (2**31 + 64, 1)])
+def test_d40_offsets_beyond_32_bits(tmp_path: Path, stride: int, last: int, far_is_key: bool):
     """D40: block id times stride overflowed 32 bits, and attention read other memory in silence.
 
-    Two blocks lie 2^31 + 64 elements apart in a sparse file that takes a few pages of disk.
+    Blocks lie far apart in a sparse file that takes a few pages of disk: once the stride itself
+    needs more than 32 bits, once only its product with block id 2 does.
     """
-    stride = 2**31 + 64
-    size = stride + 1024
+    size = last * stride + 1024
     with (tmp_path / "pool").open("wb") as file:
         file.truncate(2 * size)
     pool = torch.from_file(str(tmp_path / "pool"), shared=True, size=size, dtype=torch.float16)
-    far = pool.as_strided((2, 4, 2, 16), (stride, 32, 16, 1))  # [N, BS, KH, D]
-    near = torch.zeros(2, 4, 2, 16, dtype=torch.float16)
+    far = pool.as_strided((last + 1, 4, 2, 16), (stride, 32, 16, 1))  # [N, BS, KH, D]
+    near = torch.zeros(last + 1, 4, 2, 16, dtype=torch.float16)
     key, value = (far, near) if far_is_key else (near, far)
     k, v = torch.randn(2, 8, 2, 16).half()
-    order = torch.tensor([4, 5, 6, 7, 0, 1, 2, 3])  # the table is [1, 0]
-    write_kv(SimpleNamespace(key=[key], value=[value]), 0, order, k, v)
-    assert torch.equal(far[1], (k if far_is_key else v)[:4])
+    slots = torch.cat([torch.arange(4) + 4 * last, torch.arange(4)])  # the table is [last, 0]
+    write_kv(SimpleNamespace(key=[key], value=[value]), 0, slots, k, v)
+    assert torch.equal(far[last], (k if far_is_key else v)[:4])
     for num_queries in (1, 3):
         q = torch.randn(num_queries, 4, 16).half()
-        step = AttentionMetadata.build([num_queries], [7], [[1, 0]], 4)
+        step = AttentionMetadata.build([num_queries], [7], [[last, 0]], 4)
         out = paged_attention(q, key, value, step, 0.25)
         expected = exact_attention(q, k[:7], v[:7], 0.25)
         torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-3)
