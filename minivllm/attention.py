@@ -117,9 +117,9 @@ class AttentionMetadata:
         )
 
     def plan(self, k_cache: Tensor) -> list[Gather]:
-        """Return what `paged_attention` gathers from a cache like k_cache [N, BS, KH, D].
+        """What `paged_attention` gathers from a cache like k_cache [N, BS, KH, D].
 
-        The first layer of a step makes it, the others use it again.
+        The first layer of a step makes the plan, the others use it again.
         """
         if self._plan is None:
             starts, lens = self.query_start_loc.tolist(), self.seq_lens.tolist()
@@ -174,14 +174,15 @@ def _make_gather(
     tokens: slice | Tensor = slice(first, end)
     is_chunk = starts[rows[0] + 1] - first > 1
     if is_chunk:
-        query = torch.arange(first - end, 0, device=buffers.device)[:, None]  # [tokens, 1]
-        query_position = query + seq_lens  # [tokens, 1]
+        from_end = torch.arange(first - end, 0, device=buffers.device)[:, None]  # [tokens, 1]
+        query_position = seq_lens + from_end  # [tokens, 1]
     else:
         query_position = seq_lens[:, :, None, None] - 1  # [n, 1, 1, 1]
         if end - first != len(rows):  # other requests stand between these
             tokens = metadata.query_start_loc[row[:, 0]].long()  # [n]
     hidden = position > query_position  # [tokens, S] of a chunk, [n, 1, 1, S] of decodes
-    mask = torch.zeros_like(hidden, dtype=buffers.dtype).masked_fill_(hidden, -torch.inf)
+    mask = torch.zeros_like(hidden, dtype=buffers.dtype)  # like hidden
+    mask.masked_fill_(hidden, -torch.inf)
     return Gather(tokens, slots, mask, is_chunk, *buffers[:, : len(slots)])
 
 
@@ -202,7 +203,7 @@ def paged_attention(
         k = torch.index_select(k_slots, 0, part.slots, out=part.k)  # [n * S, KH, D]
         v = torch.index_select(v_slots, 0, part.slots, out=part.v)  # [n * S, KH, D]
         attend = _attend_chunk if part.is_chunk else _attend_decodes
-        out[part.tokens] = attend(q[part.tokens], k, v, part.mask, scale)
+        out[part.tokens] = attend(q[part.tokens], k, v, part.mask, scale)  # [tokens, KH, G, D]
     return out.flatten(1, 2)  # [T, H, D]
 
 
@@ -210,7 +211,7 @@ def _attend_decodes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float)
     """q [n, KH, G, D], one query a request; k, v [n * S, KH, D] -> [n, KH, G, D]."""
     k = k.unflatten(0, (len(q), -1)).transpose(1, 2)  # [n, KH, S, D]
     v = v.unflatten(0, (len(q), -1)).transpose(1, 2)  # [n, KH, S, D]
-    return _sdpa(q, k, v, mask, scale)
+    return _sdpa(q, k, v, mask, scale)  # [n, KH, G, D]
 
 
 def _attend_chunk(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -232,8 +233,8 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor
         q = F.pad(q, (0, 0, 0, 2))  # [.., .., n + 2, D]
         if mask.shape[-2] > 1:
             mask = F.pad(mask, (0, 0, 0, 2))  # [n + 2, S]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    return out[:, :, :num_queries]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)  # like q
+    return out[:, :, :num_queries]  # [.., .., n, D]
 
 
 def paged_attention_reference(

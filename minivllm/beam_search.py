@@ -4,13 +4,13 @@ Each beam is a sample of one request. In each round every beam offers its likeli
 best of all offers go on. A beam with two survivors is forked, sharing all blocks until one of them
 writes into a shared one (copy-on-write); a beam with none is dropped, its blocks free at once.
 
-    round 1    the              round 2    the cat  1.2      kept: forked into two
-               a                           the dog  1.5      kept
-                                           a cat    2.1      dropped with its beam
+    round 1    the        round 2    the cat  -1.2      "the" has two survivors: it is forked
+               a                     the dog  -1.5
+                                     a cat    -2.1      "a" has none: it is dropped
 
 The definition is Hugging Face's with early_stopping=False: scores are sums of log probabilities
 over length ** length_penalty; a text that ends counts when it ranks among the first `beam_width`;
-the search ends when no running beam can better the worst text kept. vLLM's differs in three points:
+the search ends when no running beam scores better than the worst text kept. vLLM's differs:
 it counts every ended text, leaves the end token out of the length, and always runs to max_tokens. A
 beam that has offered waits for the others, even through a preemption (the engine promises that all
 beams of a group fit into the pool together).
@@ -55,8 +55,10 @@ class BeamSearchParams:
 
 @dataclass
 class BeamSearchSequence:
-    """One text that the search kept: all its tokens, the prompt's first, and their sum of log
-    probabilities. `score` is what it was ranked by."""
+    """One text that the search kept: all its tokens, the prompt's first.
+
+    cum_logprob: the log probabilities of its output tokens, summed. score: what it was ranked by.
+    """
 
     tokens: list[int]
     cum_logprob: float
@@ -93,7 +95,7 @@ class BeamSearch:
     ) -> None:
         self.engine, self.request_id, self.params = engine, request_id, params
         self.eos_token_ids = () if params.ignore_eos else engine.eos_token_ids
-        # So many candidates hold beam_width that go on, even if all others end.
+        # So many that at least beam_width go on, even if each beam offers all of the end tokens.
         self.num_offers = params.beam_width * (1 + len(self.eos_token_ids))
         wanted = SamplingParams(
             n=params.beam_width, temperature=0, ignore_eos=True, max_tokens=params.max_tokens,
@@ -112,7 +114,7 @@ class BeamSearch:
         return bool(self.cum_logprobs)
 
     def take(self, output: EngineOutput) -> None:
-        """Take in what a step brought; once every beam has offered, choose."""
+        """Take in what a step brought for one beam; once every beam has offered, choose."""
         if output.finish_reason is not None:
             self.error = f"{output.finish_reason}: {output.stop_reason}"
             self.engine.abort(self.request_id)

@@ -1,4 +1,4 @@
-"""Where, in which precision and with which attention the engine runs, decided in one place."""
+"""Where the engine runs, in which precision and with which attention: decided in one place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def choose_device(device: str | torch.device) -> torch.device:
-    """ "auto" is CUDA where it is present. Raises ValueError for a device that is not there."""
+    """The device of this name; "auto" is CUDA where present. Raises ValueError for any other."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -27,7 +27,7 @@ def choose_device(device: str | torch.device) -> torch.device:
 
 
 def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """ "auto" is float32 on a CPU, bfloat16 on a GPU. Raises ValueError for any other kind."""
+    """The dtype of this name; "auto": float32 on a CPU, bfloat16 on a GPU. Raises ValueError."""
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     chosen = DTYPES.get(str(dtype).removeprefix("torch."))
@@ -37,7 +37,7 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def choose_attention_backend(backend: str, device: torch.device) -> str:
-    """ "torch" or "triton"; "auto" is Triton where its kernels can run, and run fast.
+    """The name of the backend to use: "auto" is "triton" where its kernels run, and run fast.
 
     On a CPU they run in Triton's interpreter, a few thousand times slower: only when asked for by
     name, and only where TRITON_INTERPRET=1 was set before triton was imported. Raises ValueError,

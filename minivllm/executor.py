@@ -34,9 +34,12 @@ def attention_functions(backend: str) -> tuple[Callable[..., None], Callable[...
 
 
 class ModelExecutor:
-    """A model and its KV cache: `num_blocks` blocks of `block_size` tokens, and `num_host_blocks`
-    more in host memory for preempted requests that are swapped out. attention_backend: "torch",
-    "triton", or "auto" (Triton on a GPU). Raises ValueError where "triton" cannot run."""
+    """A model and its KV cache: `num_blocks` blocks of `block_size` tokens.
+
+    num_host_blocks: blocks in host memory for preempted requests that are swapped out.
+    attention_backend: "torch", "triton", or "auto" (Triton on a GPU). Raises ValueError where
+    "triton" cannot run.
+    """
 
     def __init__(
         self,
@@ -64,8 +67,7 @@ class ModelExecutor:
         for op in output.block_ops:
             self._move(op)
         chunks = output.live_chunks()
-        sampled: list[list[int]] = [[] for _ in output.requests]
-        answer = ModelOutput(sampled)
+        answer = ModelOutput([[] for _ in output.requests])
         if not chunks:
             return answer
         hidden = self._forward([(request, num_new) for _, request, num_new in chunks])  # [T, E]
@@ -112,7 +114,7 @@ class ModelExecutor:
         self, logits: Tensor, complete: list[tuple[int, Request]], answer: ModelOutput
     ) -> None:
         """Draw a token for each complete request, and one for each sample it will fork into; for a
-        beam, only the log probabilities to choose from.
+        beam, only the log probabilities to choose from. logits [complete, V].
         """
         rows = [
             (row, index, request, request.sample_index + i)

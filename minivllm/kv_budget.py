@@ -1,7 +1,7 @@
 """How many KV blocks a memory budget pays for.
 
-What counts is the memory that is free now, other programs' share being gone already; never the size
-of the card.
+What counts is the memory that is free now, never the size of the card: other programs may hold a
+share of that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def num_blocks_within(
 ) -> int:
     """Blocks of `bytes_per_block` bytes that fit into `kv_cache_memory` bytes.
 
-    Without a budget it is 1 GiB on a CPU, and 0.9 of the `available` bytes on a GPU. Raises
+    Without a budget (None) it is 1 GiB on a CPU, and 0.9 of the `available` bytes on a GPU. Raises
     ValueError for a budget below one block or above what is available.
 
     >>> num_blocks_within(737_280, 64 << 20, torch.device("cpu"), available=8 << 30)

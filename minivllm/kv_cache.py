@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class KVCache:
-    """Tensors `key` and `value` of shape [L, N, BS, KH, D] and the three things done to them.
+    """Tensors `key` and `value` [L, N, BS, KH, D]: write tokens, gather blocks, copy a block.
 
     Raises ValueError when a size is below 1.
     """
@@ -76,8 +76,11 @@ class KVCache:
         return k, v
 
     def copy_block(self, src: int, dst: int) -> None:
-        """Copy block `src` over block `dst` in all layers (copy on write)."""
+        """Copy block `src` over block `dst` in all layers, for copy-on-write.
+
+        Raises ValueError for a block that the cache does not have.
+        """
         if not (0 <= src < self.num_blocks and 0 <= dst < self.num_blocks):
             raise ValueError(f"copy block {src} to {dst}: the cache has {self.num_blocks} blocks")
-        self.key[:, dst] = self.key[:, src]
-        self.value[:, dst] = self.value[:, src]
+        self.key[:, dst] = self.key[:, src]  # [L, BS, KH, D]
+        self.value[:, dst] = self.value[:, src]  # [L, BS, KH, D]

@@ -1,19 +1,19 @@
 """One weight matrix: `F.linear` is the definition, oneDNN's packed layout the fast path on a CPU.
 
 oneDNN lays a weight out once in the order its kernels read it. In float32 that has a second use:
-a row's result there does not depend, to the last bit, on how many other rows are computed with
-it (seen on the CPUs we tried, not promised by oneDNN), while `F.linear` picks other kernels for
-few rows. The operators are those of torch's own compiler and carry no promise either, so each
-packed weight is compared with the definition before it is used.
+a row's result does not depend, to the last bit, on how many other rows are computed with it (seen
+on the CPUs we tried, not promised by oneDNN), while `F.linear` picks other kernels for few rows.
+The operators are those of torch's own compiler. They carry no promise either, so each packed weight
+is compared with the definition before it is used.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Rows the layout is packed for. Packed for few rows it is slower at all sizes, for many at none.
+# Rows of x to lay a weight out for. Made for few rows it is slow at all sizes, for many at none.
 PACKED_FOR_ROWS = 512
-# Largest error accepted, as a part of the largest value; other dtypes are not packed.
+# Largest error accepted, as a part of the largest value; only these dtypes are packed.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 

@@ -72,8 +72,8 @@ class LLM:
             raise ValueError(
                 f"num_blocks ({num_blocks}) or kv_cache_memory ({kv_cache_memory}), not both"
             )
-        limits = SchedulerConfig(
-            num_blocks=1 if num_blocks is None else num_blocks,
+        limits = SchedulerConfig(  # before the weights are loaded: a bad option fails at once
+            num_blocks=1 if num_blocks is None else num_blocks,  # replaced below
             block_size=block_size,
             max_model_len=facts.context_length if max_model_len is None else max_model_len,
             enable_prefix_caching=enable_prefix_caching,
@@ -88,7 +88,7 @@ class LLM:
         self.model = LlamaModel(config, weights, dtype, self.device)
         sizes = (config.num_layers, block_size, config.num_kv_heads, config.head_dim)
         bytes_per_block = KVCache.bytes_per_block(*sizes, dtype)
-        if num_blocks is not None:
+        if num_blocks is not None:  # so that a pool beyond the free memory is refused, too
             kv_cache_memory = num_blocks * bytes_per_block
         num_blocks = num_blocks_within(
             bytes_per_block, kv_cache_memory, self.device, available_bytes(self.device)
@@ -177,7 +177,7 @@ class LLM:
         return BeamSearchOutput(search.kept)
 
     def chat_prompt(self, messages: Sequence[Message]) -> dict[str, Any]:
-        """The prompt of a chat: its text in the model's own form, and the ids of that."""
+        """The prompt of a chat: its text by the model's chat template, and the token ids of it."""
         text = self.tokenizer.apply_chat_template(list(messages))
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return {"prompt": text, "prompt_token_ids": token_ids}
@@ -246,7 +246,7 @@ class LLM:
         return self._process(self.engine.step())
 
     def abort(self, request_id: str) -> list[RequestOutput]:
-        """End a request now; its last output, or nothing for an id that is not running."""
+        """End a request now; its last output, or nothing for an id that is unknown or has ended."""
         return self._process(self.engine.abort(request_id))
 
     @property

@@ -27,7 +27,8 @@ class ModelConfig:
     """The sizes of a model and the few choices in which the families differ.
 
     qkv_bias: Qwen2's bias on q, k and v. qk_norm: Qwen3's RMSNorm of each head of q and k before
-    RoPE. rope_scaling: None, or Llama 3's dict under Hugging Face's keys. Raises ValueError.
+    RoPE. rope_scaling: None, or Llama 3's dict under Hugging Face's keys. Raises ValueError for
+    sizes below 1, or that do not fit together, and for another kind of rope_scaling.
     """
 
     vocab_size: int
@@ -48,7 +49,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for size in fields(self):
             value = getattr(self, size.name)
-            if size.type is int and value < 1:
+            if size.type is int and value < 1:  # no string: this file's annotations are evaluated
                 raise ValueError(f"{size.name} must be at least 1, got {value}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
@@ -92,8 +93,8 @@ class Layer:
 class LlamaModel:
     """Token ids -> hidden states -> logits.
 
-    `weights` maps Hugging Face's names to tensors. ValueError names one that is missing or has
-    another shape than `config` says.
+    `weights` maps Hugging Face's names to tensors. Raises ValueError, with its name, for one that
+    is missing or has another shape than `config` says.
     """
 
     def __init__(
@@ -121,9 +122,11 @@ class LlamaModel:
         for i, layer in enumerate(self.layers):
             qkv = layer.qkv(self._rms_norm(x, layer.attention_norm))  # [T, (H + 2 KH) * D]
             qkv = qkv.unflatten(1, (-1, self.config.head_dim))  # [T, H + 2 KH, D]
+            # qk [T, H + KH, D], v [T, KH, D]
             qk, v = qkv.split([num_heads + num_kv_heads, num_kv_heads], dim=1)
             if layer.qk_norm is not None:
                 qk = self._rms_norm(qk) * layer.qk_norm  # [T, H + KH, D]
+            # q [T, H, D], k [T, KH, D]
             q, k = apply_rope(qk, cos, sin).split([num_heads, num_kv_heads], dim=1)
             x += layer.o(attend(i, q, k, v).flatten(1))  # [T, E]
 
@@ -169,11 +172,12 @@ def rope_table(config: ModelConfig) -> Tensor:
         torch.arange(config.max_position_embeddings, dtype=torch.float32), rope_frequencies(config)
     )
     cos, sin = angles.cos(), angles.sin()  # [positions, D / 2]
-    return torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)]).unsqueeze(2)
+    both = torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)])  # [2, positions, D]
+    return both.unsqueeze(2)  # [2, positions, 1, D]
 
 
 def rope_frequencies(config: ModelConfig) -> Tensor:
-    """Angle each of the D / 2 pairs turns by per position, in radians: [D / 2].
+    """The angle in radians by which each of the D / 2 pairs turns per position: [D / 2].
 
     Llama 3's scaling (Hugging Face's "llama3") divides the slow ones by `factor`, leaves the fast
     ones, and blends between; fast and slow are counted in turns within the context the model was

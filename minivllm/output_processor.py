@@ -45,14 +45,15 @@ class OutputProcessor:
     def add_request(
         self, request_id: str, prompt: str | None, token_ids: list[int], params: SamplingParams
     ) -> RequestOutput:
-        """Start a request's output, which `process` lets grow."""
+        """Start a request's output, which grows as `process` is called."""
         output = RequestOutput(request_id, prompt, token_ids, [], finished=False)
         self.states[request_id] = RequestState(output, params)
         return output
 
     def process(self, result: EngineOutput) -> tuple[RequestOutput, str | None]:
         """Take in one engine output; returns the request's output as it stands, and the stop string
-        that has just ended the sample, which the engine does not know yet."""
+        that has just ended the sample (the engine does not know of it yet), or None.
+        """
         state = self.states[result.request_id]
         sample = self._sample(state, result.sample_index)
         sample.completion.token_ids += result.new_token_ids
@@ -99,16 +100,16 @@ class OutputProcessor:
         if result.logprobs is None:
             return
         completion.logprobs = completion.logprobs or []
-        for token_id, chosen in zip(result.new_token_ids, result.logprobs, strict=True):
-            likeliest = sorted(chosen.values(), reverse=True)[: params.logprobs]
+        for token_id, logprob_of in zip(result.new_token_ids, result.logprobs, strict=True):
+            likeliest = sorted(logprob_of.values(), reverse=True)[: params.logprobs]
             completion.logprobs.append(
                 {
                     other: Logprob(value, rank_in(likeliest, value), self.tokenizer.decode([other]))
-                    for other, value in chosen.items()
+                    for other, value in logprob_of.items()
                 }
             )
             so_far = completion.cumulative_logprob or 0.0
-            completion.cumulative_logprob = so_far + chosen[token_id]
+            completion.cumulative_logprob = so_far + logprob_of[token_id]
 
 
 def rank_in(likeliest: list[float], logprob: float) -> int | None:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 @dataclass
 class Logprob:
-    """One token's log probability at one position (of the model's own distribution), its rank among
-    all tokens (1: the likeliest; None when it is not known) and its text."""
+    """One token's log probability at one position, in the model's own distribution.
+
+    rank: among all tokens, 1 for the likeliest; None when it is not known. decoded_token: its text.
+    """
 
     logprob: float
     rank: int | None = None

@@ -12,8 +12,11 @@ Prompt = str | Sequence[int] | dict[str, Any]
 
 
 def parse_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[str | None, list[int], str | None]:
-    """(text if known, token ids, cache salt) of a text, a list of ids, or a dict with "prompt" or
-    "prompt_token_ids" and perhaps "cache_salt". Raises ValueError for anything else."""
+    """Any form of a prompt -> (its text if known, token ids, cache salt).
+
+    The forms: a text, a list of ids, or a dict with "prompt" or "prompt_token_ids" and perhaps
+    "cache_salt". Raises ValueError for anything else.
+    """
     if isinstance(prompt, str):
         prompt = {"prompt": prompt}
     elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
@@ -43,7 +46,7 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def as_params_list(
     params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
 ) -> list[SamplingParams]:
-    """One SamplingParams for each prompt. Raises ValueError when the numbers differ."""
+    """One SamplingParams for each prompt. Raises ValueError when the list has another length."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
     if not isinstance(params, Sequence):

@@ -5,7 +5,7 @@ order of token id, passes a number in [0, 1) that the caller made for this reque
 No generator lives here, so neither a neighbour nor a preemption can change a draw. The filters run
 in vLLM's order: temperature, min_p, top_k, top_p. Penalties and logit bias are left out.
 
-Legend: n rows, V vocabulary.
+Legend: n rows, m of them random, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ MIN_TEMPERATURE = 1e-6  # below it a division would overflow; the likeliest toke
 
 @dataclass
 class SampledToken:
-    """One row's result; on an error, token_id means nothing and only this row is spoilt.
+    """One row's result; after an error its token_id means nothing, and other rows are not touched.
 
     logprobs: token id -> log probability under the raw logits, for the token taken and the
     likeliest ones, when asked for.
@@ -44,8 +44,8 @@ def sample(
 
     Greedy rows (temperature 0, or top_k 1) take the largest logit, of equal ones the lowest id,
     whatever their neighbours do. draws[i] in [0, 1) decides random row i; suppressed[i] are token
-    ids that row i may not take (stop tokens before min_tokens). A ValueError means a missing draw;
-    a row without a finite largest logit gets an error of its own.
+    ids that row i may not take (stop tokens before min_tokens). A row without a finite largest
+    logit gets an error of its own. Raises ValueError for a random row without a draw.
     """
     allowed = _suppress(logits, suppressed)  # [n, V]
     best, tokens = allowed.max(-1)  # [n], [n]; a NaN counts as largest
@@ -60,7 +60,7 @@ def sample(
         weights = filtered_weights(
             allowed[rows] - best[rows, None], [params[i] for i in random_rows]
         )  # [m, V]
-        tokens[rows] = inverse_cdf(weights, [draws[i] for i in random_rows])
+        tokens[rows] = inverse_cdf(weights, [draws[i] for i in random_rows])  # [m]
 
     results = [SampledToken(token) for token in tokens.tolist()]
     for i in [i for i, sound in enumerate(is_sound) if not sound]:

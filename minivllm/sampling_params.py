@@ -43,8 +43,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._require("n", is_int(self.n) and self.n >= 1, ">= 1")
-        enough = self.max_tokens is None or (is_int(self.max_tokens) and self.max_tokens >= 1)
-        self._require("max_tokens", enough, ">= 1 or None")
+        good = self.max_tokens is None or (is_int(self.max_tokens) and self.max_tokens >= 1)
+        self._require("max_tokens", good, ">= 1 or None")
         self._require("min_tokens", is_int(self.min_tokens) and self.min_tokens >= 0, ">= 0")
         if self.max_tokens is not None:
             limit = f"<= max_tokens ({self.max_tokens})"
@@ -55,8 +55,8 @@ class SamplingParams:
         self._require("top_k", is_int(self.top_k) and self.top_k >= -1, ">= 1, or 0 or -1 for off")
         self._require("min_p", is_number(self.min_p) and 0 <= self.min_p <= 1, "in [0, 1]")
         self._require("seed", self.seed is None or is_int(self.seed), "an integer or None")
-        enough = self.logprobs is None or (is_int(self.logprobs) and self.logprobs >= 0)
-        self._require("logprobs", enough, ">= 0 or None")
+        good = self.logprobs is None or (is_int(self.logprobs) and self.logprobs >= 0)
+        self._require("logprobs", good, ">= 0 or None")
         self._check_stops()
 
     def _check_stops(self) -> None:

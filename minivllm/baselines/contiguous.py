@@ -3,7 +3,7 @@
 A request gets one piece of memory when it enters and keeps it to its end, so whatever it may come
 to need must be reserved at once. A buddy allocator hands out pieces whose sizes are powers of two:
 a larger piece is split in halves until it fits, and two free halves of one piece (buddies) merge
-again. That makes three kinds of waste, which paging has not: slots reserved for later, slots
+again. That makes three kinds of waste, which paging avoids: slots reserved for later, slots
 reserved in vain, and slots that nobody can have since no free piece is large enough.
 
     16 slots        [              16              ]
@@ -59,7 +59,7 @@ class BuddyAllocator:
     def take(self, num_slots: int) -> tuple[int, int] | None:
         """A piece of at least `num_slots` slots as (start, size); None when there is none.
 
-        Of the sizes that suffice the smallest is taken, and halved while the half suffices.
+        It comes from the smallest free piece that suffices, halved while the half suffices.
         """
         if num_slots < 1:
             raise ValueError(f"num_slots must be >= 1, got {num_slots}")
@@ -79,7 +79,7 @@ class BuddyAllocator:
         return start, size
 
     def give_back(self, start: int) -> None:
-        """Free a piece, and merge it with its buddy as often as that is free, too.
+        """Free a piece; while its buddy is free, too, merge the two.
 
         Raises ValueError for a start where no piece in use begins.
         """
@@ -94,7 +94,7 @@ class BuddyAllocator:
 
     @property
     def free_pieces(self) -> list[tuple[int, int]]:
-        """All free pieces as (start, size), in the order of memory. For looking, not for a step."""
+        """All free pieces as (start, size), in the order of memory. For views, not for a step."""
         return sorted((start, size) for size, starts in self._free.items() for start in starts)
 
 
@@ -112,7 +112,7 @@ class BuddyPool:
 
     So a request's block table counts up from its first block, and the same scheduler, executor and
     model run on contiguous memory as on pages. What is rounded up stays out of the table, lost to
-    everybody. Blocks are not shared: `touch` takes none that is held.
+    everybody. Blocks are never shared.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -140,7 +140,7 @@ class BuddyPool:
         return [block_id for start, size in pieces for block_id in range(start, start + size)]
 
     def get_new_blocks(self, num_blocks: int) -> list[int]:
-        """Consecutive blocks. Raises ValueError when no free piece is large enough."""
+        """Take consecutive blocks. Raises ValueError when no free piece is large enough."""
         if num_blocks == 0:
             return []
         piece = self.memory.take(num_blocks)
@@ -178,6 +178,7 @@ class BuddyPool:
 
 
 # --- how much Orca reserves: tokens for which a request gets its piece --------------------------
+# In a simulation max_tokens is the true length of the output.
 
 
 def reserve_true_length(request: Request) -> int:
@@ -186,5 +187,5 @@ def reserve_true_length(request: Request) -> int:
 
 
 def reserve_next_power_of_two(request: Request) -> int:
-    """Pow2: the output is guessed within a factor of two, 25 tokens reserve 32."""
+    """Pow2: the output's length is known within a factor of two; for 25 tokens 32 are reserved."""
     return request.num_prompt_tokens + next_power_of_two(request.max_tokens) - 1

@@ -16,11 +16,13 @@ class FakeStaticExecutor:
     def __init__(self, batch_size: int, max_model_len: int, vocab_size: int = 1000) -> None:
         self.batch_size, self.max_model_len, self.vocab_size = batch_size, max_model_len, vocab_size
         self.rows: list[Request] = []
-        self.columns: list[list[Slot | None]] = []  # of each row
+        self.columns: list[list[Slot | None]] = []  # one list per row; None is padding
 
     def execute(self, rows: list[Request]) -> list[int]:
-        """One step of every row; returns a token for each. Raises RuntimeError when a row is full
-        or a batch too large."""
+        """One step of every row; returns a token for each.
+
+        Raises RuntimeError when a row is full or the batch is too large.
+        """
         if rows is not self.rows:
             self._start(rows)
         else:

@@ -33,6 +33,7 @@ class LockstepExecutor(Protocol):
 class StaticBatchingEngine:
     """The interface of Engine (add_request, step, abort), with batches that never change.
 
+    Observers are called after each step with the engine alone: there is no scheduler's output.
     batch_size: rows of a batch. max_model_len: columns of a row, reserved for the whole batch; left
     padding puts all prompts' ends into one column, so the longest prompt and the longest output of
     a batch must fit into it together.
@@ -68,7 +69,7 @@ class StaticBatchingEngine:
         """Put a request in line. Raises ValueError when it does not fit into a row, or n > 1."""
         params = params or SamplingParams()
         seed = self.seed + self.num_arrivals
-        request = Request(
+        request = Request(  # its block is the whole row
             request_id, prompt_token_ids, params, self.max_model_len, self.eos_token_ids, seed=seed
         )
         room = self.max_model_len - request.num_prompt_tokens
@@ -87,7 +88,7 @@ class StaticBatchingEngine:
         self.waiting.append(request)
 
     def step(self) -> list[EngineOutput]:
-        """Run every row of the batch one step further; a new batch forms only when it is empty."""
+        """Run every row one step further; a new batch forms only when all rows have ended."""
         if all(request.is_finished for request in self.rows):
             self.rows = self._next_batch()  # only now is the KV of the last batch given back
         if not self.rows:
@@ -101,16 +102,16 @@ class StaticBatchingEngine:
             if not request.is_finished:
                 self.num_useful_row_steps += 1
                 request.append_token(token_id)
-                result = EngineOutput.of(request, [token_id])
-                if request.finish_reason:
-                    request.status, result.request_ended = RequestStatus.FINISHED, True
-                results.append(result)
+                has_ended = request.finish_reason is not None
+                if has_ended:
+                    request.status = RequestStatus.FINISHED
+                results.append(EngineOutput.of(request, [token_id], request_ended=has_ended))
         for observer in self.observers:
             observer(self)
         return results
 
     def _next_batch(self) -> list[Request]:
-        """The next in line that fit into the columns of a row together."""
+        """The next in line whose longest prompt and longest output fit into a row together."""
         rows: list[Request] = []
         most_prompt = most_output = 0
         while self.waiting and len(rows) < self.batch_size:
@@ -130,9 +131,7 @@ class StaticBatchingEngine:
                 if request in self.waiting:
                     self.waiting.remove(request)
                 request.status, request.finish_reason = RequestStatus.FINISHED, "abort"
-                result = EngineOutput.of(request, [])
-                result.request_ended = True
-                return [result]
+                return [EngineOutput.of(request, [], request_ended=True)]
         return []
 
     @property

@@ -8,8 +8,8 @@ masked in every step, not only in the first.
     row 0        a  b  c  d  e  f  g | h  i
     row 1        P  P  P  P  x  y  z | w  v          positions of row 1: 0 1 2 3 4 from column 4 on
 
-Legend: B rows, C columns of this step, S columns so far, M columns of a row, H / KH query / KV
-heads, D head_dim.
+Legend: B rows, C columns of this step, S columns so far, M columns of a row, L layers, E hidden
+size, H / KH query / KV heads, G = H // KH, D head_dim.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class StaticModelExecutor:
         return [token.token_id for token in tokens]
 
     def _pad_prompts(self, rows: list[Request]) -> Tensor:
+        """The prompts as columns [B, C], padded on the left; sets `padding`."""
         longest = max(request.num_tokens for request in rows)
         padding = [longest - request.num_tokens for request in rows]
         self.padding = torch.tensor(padding, device=self.model.device)  # [B]
@@ -85,8 +86,8 @@ class StaticModelExecutor:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             split = (num_rows, num_new)
             q, k, v = (x.unflatten(0, split).transpose(1, 2) for x in (q, k, v))  # [B, heads, C, D]
-            self.key[layer, :num_rows, :, start:end] = k
-            self.value[layer, :num_rows, :, start:end] = v
+            self.key[layer, :num_rows, :, start:end] = k  # [B, KH, C, D]
+            self.value[layer, :num_rows, :, start:end] = v  # [B, KH, C, D]
             keys = self.key[layer, :num_rows, :, :end]  # [B, KH, S, D]
             values = self.value[layer, :num_rows, :, :end]  # [B, KH, S, D]
             out = attend_columns(q, keys, values, mask)  # [B, H, C, D]
@@ -97,17 +98,17 @@ class StaticModelExecutor:
         return hidden.unflatten(0, (num_rows, num_new))  # [B, C, E]
 
     def _mask(self, column: Tensor, end: int) -> Tensor:
-        """0 or -inf, added to the scores: what is later, or is another row's padding, is hidden.
+        """0 or -inf, added to the scores: what comes later, and the row's padding, is hidden.
 
-        A column of padding sees itself, since a softmax over nothing is no number.
+        A column of padding sees itself, since a softmax over nothing is NaN.
         """
         key_column = torch.arange(end, device=column.device)  # [S]
         later = key_column > column[:, None]  # [C, S]
         is_padding = key_column < self.padding[:, None, None, None]  # [B, 1, 1, S]
         itself = key_column == column[:, None]  # [C, S]
-        hidden = (later | is_padding) & ~itself  # [B, 1, C, S]
-        mask = torch.zeros(hidden.shape, dtype=self.key.dtype, device=column.device)  # [B, 1, C, S]
-        return mask.masked_fill_(hidden, -torch.inf)  # [B, 1, C, S]
+        unseen = (later | is_padding) & ~itself  # [B, 1, C, S]
+        mask = torch.zeros_like(unseen, dtype=self.key.dtype)  # [B, 1, C, S]
+        return mask.masked_fill_(unseen, -torch.inf)  # [B, 1, C, S]
 
 
 def attend_columns(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -119,5 +120,6 @@ def attend_columns(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     num_kv_heads = k.shape[1]
     if q.shape[2] == 1:
         grouped = q.squeeze(2).unflatten(1, (num_kv_heads, -1))  # [B, KH, G, D]
-        return F.scaled_dot_product_attention(grouped, k, v, mask).flatten(1, 2)[:, :, None]
+        out = F.scaled_dot_product_attention(grouped, k, v, mask)  # [B, KH, G, D]
+        return out.flatten(1, 2)[:, :, None]  # [B, H, 1, D]
     return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)  # [B, H, C, D]

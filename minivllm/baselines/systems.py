@@ -1,9 +1,9 @@
-"""Five serving systems, side by side: each is a handful of settings of the same scheduler.
+"""Five serving systems in eight variants: each is a handful of settings of the same scheduler.
 
 They differ in who shares a step, in what a request must reserve to enter, and in what happens when
 memory runs out. All give the same tokens. Only static batching has an engine of its own
-(static_batching.py), since a row that has ended and is computed all the same is nothing that a
-continuous scheduler knows; it is built here by the same call.
+(static_batching.py), since a continuous scheduler knows no row that has ended and is computed all
+the same; it is built here by the same call.
 
     system                 batch                      reserved on entering       out of memory
     static                 N together, to the end     a row of max_model_len     cannot happen
@@ -50,10 +50,11 @@ class Executors(Protocol):
 
 @dataclass(frozen=True)
 class System:
-    """A system's settings. reserve: "known", "true", "pow2", "declared" or "longest" tokens.
+    """A system's settings.
 
-    watermark: the share of all blocks that an admission leaves free. chunked: whether prompts may
-    be cut. about: what it keeps of the original, and what it leaves out.
+    about: what it keeps of the original, and what it leaves out. reserve: a rule of `reserve_of`.
+    contiguous: whether a request's KV is one piece. chunked: whether prompts may be cut. watermark:
+    the share of all blocks that an admission leaves free. form_batch: makes the batching rule.
     """
 
     name: str
@@ -75,7 +76,8 @@ def make_engine(
     """An engine that behaves like `system` within the memory and the limits of `config`.
 
     Static batching gets as many rows of max_model_len as the blocks pay for, at most max_num_seqs.
-    declared: what users ask for; by default the true output length.
+    declared: the max_new_tokens that users ask for; by default the true output length, max_tokens.
+    Raises ValueError when the memory does not hold one row of static batching.
     """
     if system.is_static:
         num_slots = config.num_blocks * config.block_size
@@ -106,7 +108,11 @@ def settings_of(system: System, config: SchedulerConfig) -> SchedulerConfig:
 
 
 def reserve_of(system: System, max_model_len: int, declared: Declared | None) -> Reserve:
-    """How many tokens' slots a request of this system must get; never more than max_model_len."""
+    """The rule how many tokens' slots a request must get; never more than max_model_len.
+
+    known: prompt and output so far. true: prompt and true output. pow2: prompt and the next power
+    of two of the true output. declared: prompt and max_new_tokens. longest: max_model_len.
+    """
     ask = declared or (lambda request: request.max_tokens)
     rules: dict[str, Reserve] = {
         "known": known_tokens,

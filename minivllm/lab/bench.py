@@ -1,4 +1,4 @@
-"""The benchmark: each engine runs the same workload, warmed up, several times; the median counts.
+"""The benchmark: each engine runs the same workload several times, warmed up; the median counts.
 
 The runs of the engines take turns, so that a slow minute of the machine hits all of them.
 """
@@ -57,7 +57,7 @@ def bench(args: Namespace) -> list[dict[str, Any]]:
 
 
 def check_engines(names: list[str]) -> list[str]:
-    """Raise ValueError for an engine that does not exist."""
+    """The same names. Raises ValueError for an engine that does not exist."""
     for name in names:
         if name not in ENGINES:
             raise ValueError(f"engine {name!r} is not one of {', '.join(ENGINES)}")
@@ -107,7 +107,10 @@ def ignore(num_tokens: int) -> None:
 
 
 def report(name: str, runs: list[Run], workload: Workload, dtype: torch.dtype) -> dict[str, Any]:
-    """The run with the median throughput, and the throughput of all."""
+    """The figures of the middle run, the median throughput, and the throughput of each run.
+
+    Of an even number of runs the faster of the two in the middle gives the other figures.
+    """
     ordered = sorted(runs, key=lambda run: run.tokens_per_second)
     middle = ordered[len(ordered) // 2]
     return {
@@ -123,19 +126,8 @@ def report(name: str, runs: list[Run], workload: Workload, dtype: torch.dtype) -
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     """One line an engine: throughput, its ratio to the first, steps, latencies in milliseconds."""
-    head = (
-        "engine",
-        "tok/s",
-        "ratio",
-        "steps",
-        "TTFT mean",
-        "p50",
-        "p99",
-        "TPOT mean",
-        "p50",
-        "p99",
-    )
-    print(("{:<10}" + "{:>10}" * 9).format(*head))
+    columns = ("tok/s", "ratio", "steps", "TTFT mean", "p50", "p99", "TPOT mean", "p50", "p99")
+    print(("{:<10}" + "{:>10}" * 9).format("engine", *columns))
     for row in rows:
         times = [
             row[kind][key] * 1000 for kind in ("ttft", "tpot") for key in ("mean", "p50", "p99")

@@ -1,7 +1,7 @@
-"""The engines that the benchmark compares, each set up for one workload with the same KV memory.
+"""Our engines in the benchmark, each set up for one workload, with the same KV memory.
 
 A contestant is a function that runs the workload once, from an empty engine, and returns a Run. All
-use the same weights.
+use the same weights. The third contestant, Hugging Face's, is in hf_generate.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ BLOCK_SIZE = 16
 
 
 def engine_config(workload: Workload, **options: object) -> SchedulerConfig:
-    """The limits that give an engine the workload's KV memory and number of requests at once."""
+    """The limits that give an engine the workload's KV memory and its max_num_seqs.
+
+    options: SchedulerConfig's, in place of these.
+    """
     settings = {
         "num_blocks": workload.batch_size * workload.row_slots // BLOCK_SIZE,
         "block_size": BLOCK_SIZE,

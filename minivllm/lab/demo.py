@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -31,16 +32,16 @@ STREAMED = 2  # the place of the question whose answer is printed as it grows
 
 @dataclass
 class Tally:
-    """What one way of batching did. A slot of a step is a row that is computed in it."""
+    """What one way of batching did. A row-step is one row computed in one step."""
 
     name: str
     seconds: float = 0.0
     steps: int = 0
     tokens: int = 0
     row_steps: int = 0
-    reserved_blocks: list[float] = field(default_factory=list)
-    used_blocks: list[float] = field(default_factory=list)  # those that hold a living token
-    answers: list[list[int]] = field(default_factory=list)
+    reserved_blocks: list[int] = field(default_factory=list)  # after each step
+    used_blocks: list[int] = field(default_factory=list)  # of those, blocks with a living token
+    answers: list[list[int]] = field(default_factory=list)  # token ids
 
     @property
     def tokens_per_second(self) -> float:
@@ -51,7 +52,7 @@ class Tally:
         return {
             "tokens": self.tokens,
             "steps": self.steps,
-            "useful_slots": self.tokens / self.row_steps,
+            "useful_slots": self.tokens / self.row_steps,  # row-steps that gave a token
             "tokens_per_second": self.tokens_per_second,
             "kv_blocks_reserved": sum(self.reserved_blocks) / self.steps,
             "kv_blocks_used": sum(self.used_blocks) / self.steps,
@@ -59,8 +60,8 @@ class Tally:
         }
 
 
-def demo(args: Namespace) -> dict[str, float]:
-    """`python -m minivllm demo`: run both ways, print a table, write the JSON."""
+def demo(args: Namespace) -> dict[str, Any]:
+    """`python -m minivllm demo`: run both ways, print a table, write the JSON; returns it."""
     print(f"Loading {args.model} ...", flush=True)
     start = time.perf_counter()
     llm = LLM(
@@ -136,7 +137,7 @@ def run_continuous(llm: LLM, chats: list[dict], params: list[SamplingParams]) ->
 
 
 class Stopwatch:
-    """Takes the time of a with-block into a tally."""
+    """Puts the seconds that a with-block takes into a tally."""
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
