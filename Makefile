@@ -41,8 +41,9 @@ lint: $(DEV) ## check the code's style
 lab: $(RUN) ## open JupyterLab on the first chapter
 	$(PY) -m jupyterlab $(ARGS) $(CHAPTER)
 
-figures: $(RUN) ## draw the figures of the README again, into figures/
-	$(PY) -m minivllm.view.figures $(ARGS)
+figures: $(RUN) ## draw all figures again, into figures/ (the laboratory's take some minutes)
+	$(PY) -m minivllm.view.figures
+	$(PY) -m minivllm lab --all --json figures/lab.json --figures figures $(ARGS)
 
 notebooks: $(DEV) ## run all notebooks and compare their outputs (ARGS="-k 04_" for one)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile --nbval --nbval-current-env \

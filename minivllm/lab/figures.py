@@ -172,7 +172,8 @@ def draw_headline(rows: Cases) -> Figure:
     figure = new_figure(6.5, 3.8, 1, title, label)
     axes = figure.axes[0]
     axes.axhspan(5, 10, color="#f2f2f2", zorder=0)
-    axes.text(0.02, 9.6, "claimed: 5 to 10 x", fontsize=8, color="#555555", va="top")
+    axes.text(0.02, 9.6, "claimed: 5 to 10 x", fontsize=8, color="#555555", va="top",
+              transform=axes.get_yaxis_transform())  # fmt: skip
     by_device: dict[str, list[tuple[float, float]]] = {}
     for case, row in rows.items():
         by_device.setdefault(case.split("/")[0], []).append((row["cv"], row["ratio"]))

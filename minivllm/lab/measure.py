@@ -1,18 +1,16 @@
 """Run a workload through an engine and take the time of every token.
 
-Time to first token (TTFT) counts from a request's arrival, waiting included. Time per output token
-(TPOT) is what passes from the first token to the last, divided by the tokens after the first; a
-request with one token has none. Tokens are counted as sampled, never by encoding text again.
+All requests arrive at once, at second 0; what the times mean is defined in metrics.py.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from minivllm.lab.metrics import RequestTimes, spread
 from minivllm.lab.workload import Workload
 from minivllm.sampling_params import SamplingParams
 from minivllm.step_records import EngineOutput
@@ -33,7 +31,7 @@ class SteppingEngine(Protocol):
 
 @dataclass
 class Run:
-    """One run of a workload. Times are seconds since all requests arrived, a list per request."""
+    """One run of a workload. token_times: a list per request, in seconds since all arrived."""
 
     seconds: float
     num_steps: int
@@ -50,38 +48,16 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """All figures of the run, times in seconds."""
-        first = [times[0] for times in self.token_times if times]
-        each = [
-            (times[-1] - times[0]) / (len(times) - 1)
-            for times in self.token_times
-            if len(times) > 1
-        ]
+        requests = [RequestTimes(0.0, times) for times in self.token_times if times]
         return {
             "tokens_per_second": self.tokens_per_second,
             "seconds": self.seconds,
             "steps": self.num_steps,
             "generated_tokens": self.num_tokens,
-            "ttft": spread(first),
-            "tpot": spread(each),
+            "ttft": spread(request.ttft for request in requests),
+            "tpot": spread(r.tpot for r in requests if r.tpot is not None),
             **self.facts,
         }
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Mean, median and 99th percentile (the smallest value that 99 % do not exceed).
-
-    >>> spread([3.0, 1.0, 2.0])
-    {'mean': 2.0, 'p50': 2.0, 'p99': 3.0}
-    """
-    if not values:
-        return {"mean": 0.0, "p50": 0.0, "p99": 0.0}
-    ordered = sorted(values)
-    rank = -(-99 * len(ordered) // 100)
-    return {
-        "mean": statistics.fmean(ordered),
-        "p50": statistics.median(ordered),
-        "p99": ordered[rank - 1],
-    }
 
 
 def run_workload(
