@@ -56,8 +56,8 @@ def hit_rate(jobs: Iterable[Job], capacity: int | None) -> float:
     used overwritten (None: no limit); requests come one after another.
 
     >>> jobs = [Job(1024, 1, block_hashes=(1, 2)), Job(1024, 1, block_hashes=(1, 3))]
-    >>> hit_rate(jobs, None), hit_rate(jobs, 1)
-    (25.0, 0.0)
+    >>> hit_rate(jobs, None), hit_rate(jobs, 1), hit_rate(jobs, 0)  # one block keeps the front
+    (25.0, 25.0, 0.0)
     """
     cache: OrderedDict[int, None] = OrderedDict()
     num_blocks = num_hits = 0
