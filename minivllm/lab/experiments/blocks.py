@@ -54,8 +54,6 @@ def read(results: Results) -> list[Finding]:
             why = f"the paper: {'good' if size in good else 'worse'} at this size" * (size >= 16)
             if size == 1:
                 why = "the paper's kernel is slower on small blocks, which a roofline does not know"
-            if (workload, size) == ("alpaca", 64):
-                why += "; here the empty slots are room to grow, and fewer are preempted"
             what = f"throughput at block size {size}, {workload}"
             share = 100 * row["throughput"] / best
             findings.append(Finding(what, share, MODELLED, None, "% of the best", why))
