@@ -21,9 +21,13 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_configure() -> None:
-    """Test processes that run side by side (`-n 2`) share the cores: one thread each."""
+    """Test processes that run side by side (`-n 2`) share the cores: one thread each, and one for
+    each kernel and command that they start. (Threads that wait for each other on too few cores
+    made a notebook of 30 s take five minutes.)
+    """
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
+        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
