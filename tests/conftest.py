@@ -3,13 +3,13 @@
 import os
 import shutil
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from hf_folder import write_hf_folder
+from need import need
 
 from minivllm.model import ModelConfig
 from minivllm.tokenizer import Tokenizer
@@ -37,15 +37,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             if name == "table":
                 terminalreporter.write_sep("-", report.nodeid)
                 terminalreporter.write_line(table)
-
-
-def need(module: str) -> None:
-    """Skip the test when a module is missing; where CI is set, fail: there it must be present."""
-    if find_spec(module) is not None:
-        return
-    if os.environ.get("CI"):
-        pytest.fail(f"{module} is not installed, and CI must not skip what needs it")
-    pytest.skip(f"{module} is not installed (`make test` installs it)")
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import need
+from need import need
 from tiny import tiny_model
 
 from minivllm.lab import bench as bench_module

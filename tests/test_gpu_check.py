@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import need
+from need import need
 
 SCRIPT = Path(__file__).parent.parent / "tools" / "gpu_check.py"
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from conftest import need
 from gguf_writer import tokenizer_values, write_gguf
 from hf_folder import write_json, write_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from need import need
 
 from minivllm.gguf_file import GGUFFile
 from minivllm.model_files import find_model

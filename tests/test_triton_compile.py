@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import need
+from need import need
 
 SCRIPT = Path(__file__).with_name("triton_compile.py")
 TARGETS = [80, 90, 100]  # compute capability 8.0, 9.0, 10.0
