@@ -8,6 +8,7 @@ from typing import NamedTuple
 from minivllm.config import SchedulerConfig
 from minivllm.page_table import num_blocks_for
 from minivllm.request import Request
+from minivllm.step_records import counted
 
 Reserve = Callable[[Request], int]
 
@@ -63,12 +64,12 @@ def reason_to_wait(
     It takes `num_blocks` blocks off the free list, and lacks `num_lacking` tokens.
     """
     if request.num_seats > room.seats:
-        return f"needs {request.num_seats} seats, {room.seats} free"
+        return f"needs {counted(request.num_seats, 'seat')}, {room.seats} free"
     if room.num_free_blocks - room.watermark < num_blocks:
-        free = f"{room.num_free_blocks} free, watermark {room.watermark}"
-        return f"needs {num_blocks} blocks, {free}"
+        stay_free = f", watermark {room.watermark}" if room.watermark else ""
+        return f"needs {counted(num_blocks, 'block')}, {room.num_free_blocks} free{stay_free}"
     if room.budget == 0 or (num_lacking > room.budget and not config.enable_chunked_prefill):
-        return f"{num_lacking} tokens to run, {room.budget} left of the budget"
+        return f"{counted(num_lacking, 'token')} to run, {room.budget} left of the budget"
     return None
 
 

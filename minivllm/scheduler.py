@@ -28,7 +28,7 @@ from minivllm.policy import POLICIES
 from minivllm.request import Request, RequestGroup, RequestStatus
 from minivllm.request_queue import RequestQueue
 from minivllm.stats import SchedulerStats
-from minivllm.step_records import EngineOutput, Event, ModelOutput, SchedulerOutput
+from minivllm.step_records import EngineOutput, Event, ModelOutput, SchedulerOutput, counted
 
 
 class Scheduler:
@@ -69,7 +69,8 @@ class Scheduler:
         self.num_arrivals += 1
         self.requests[request.request_id] = RequestGroup([request])
         self.waiting.push(request)
-        self._log("add", request.name, f"joins the line: {request.num_prompt_tokens} prompt tokens")
+        prompt = counted(request.num_prompt_tokens, "prompt token")
+        self._log("add", request.name, f"joins the line: {prompt}")
 
     # --- schedule -------------------------------------------------------------------------------
 
@@ -150,8 +151,8 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         insort(self.running, request, key=self._order)
         kind, verb = ("resume", "resumes") if resumes else ("admit", "enters")
-        hit = f", {num_cached} tokens found in the cache" if num_cached else ""
-        self._log(kind, request.name, f"{verb} with {num_blocks} blocks{hit}")
+        hit = f", {counted(num_cached, 'token')} found in the cache" if num_cached else ""
+        self._log(kind, request.name, f"{verb} with {counted(num_blocks, 'block')}{hit}")
 
     def _cut_chunk(self, request: Request, num_lacking: int, most: int) -> int:
         if num_lacking > most:
@@ -177,8 +178,8 @@ class Scheduler:
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.waiting.push(request)
-        again = f"{num_computed} tokens to compute again"
-        cost = f"{num_swapped} blocks moved to host memory" if num_swapped else again
+        again = f"{counted(num_computed, 'token')} to compute again"
+        cost = f"{counted(num_swapped, 'block')} moved to host memory" if num_swapped else again
         self._log("preempt", request.name, f"is preempted {why}: {cost}")
         return request
 
@@ -244,8 +245,8 @@ class Scheduler:
             insort(self.running, child, key=self._order)
         else:
             self.waiting.push(child)
-        num_shared = child.block_table.num_blocks
-        self._log("fork", child.name, f"is forked from {parent.name}, sharing {num_shared} blocks")
+        shared = counted(child.block_table.num_blocks, "block")
+        self._log("fork", child.name, f"is forked from {parent.name}, sharing {shared}")
         return child
 
     def _release(self, request: Request) -> bool:
@@ -253,7 +254,7 @@ class Scheduler:
 
         Returns True when this was the last sample of the user's request.
         """
-        num_blocks = request.block_table.num_blocks
+        num_blocks = counted(request.block_table.num_blocks, "block")
         self.kv.free(request)
         request.status = RequestStatus.FINISHED
         group = self.requests[request.request_id]
@@ -261,7 +262,7 @@ class Scheduler:
         if not group.samples:
             del self.requests[request.request_id]
         kind = "abort" if request.finish_reason == "abort" else "finish"
-        numbers = f"{request.num_output_tokens} tokens, {num_blocks} blocks back"
+        numbers = f"{counted(request.num_output_tokens, 'token')}, {num_blocks} back"
         self._log(kind, request.name, f"ends ({request.finish_reason}): {numbers}")
         return not group.samples
 

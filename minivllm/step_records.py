@@ -40,6 +40,15 @@ class Event(NamedTuple):
         return f"{self.name} {self.reason}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, for an event's sentence.
+
+    >>> counted(1, "block"), counted(3, "block")
+    ('1 block', '3 blocks')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """What to run in this step: requests in batch order, and how many tokens of each.

@@ -137,7 +137,7 @@ def test_events_between_steps_belong_to_the_next_one():
     engine.abort("r")
     engine.step()
     assert [str(event) for event in outputs[1].events] == [
-        "r ends (abort): 1 tokens, 2 blocks back"
+        "r ends (abort): 1 token, 2 blocks back"
     ]
 
 

@@ -27,7 +27,7 @@ def test_prefill_and_decode_share_a_step():
     engine.add_request("a", prompt(3), greedy(4))
     output, results = step(engine)
     assert scheduled(output) == {"a": 3} and tables(engine) == {"a": [0]}
-    assert sentences(output) == ["a joins the line: 3 prompt tokens", "a enters with 1 blocks"]
+    assert sentences(output) == ["a joins the line: 3 prompt tokens", "a enters with 1 block"]
     assert len(results) == 1 and len(results[0].new_token_ids) == 1
 
     engine.add_request("b", prompt(10, 20), greedy(2))
@@ -46,8 +46,8 @@ def test_prefill_and_decode_share_a_step():
     assert scheduled(output) == {"a": 1, "b": 3, "c": 4}
     assert tables(engine) == {"a": [0, 4], "b": [1, 2, 3]}
     assert sentences(output) == [
-        "c enters with 1 blocks",
-        "c ends (length): 1 tokens, 1 blocks back",
+        "c enters with 1 block",
+        "c ends (length): 1 token, 1 block back",
     ]
     output, results = step(engine)
     assert scheduled(output) == {"a": 1, "b": 1}
@@ -88,7 +88,7 @@ def test_no_more_run_than_there_are_seats():
         engine.add_request(name, prompt(2), greedy(3))
     output, _ = step(engine)
     assert scheduled(output) == {"a": 2, "b": 2}
-    assert sentences(output, "wait") == ["c waits: needs 1 seats, 0 free"]
+    assert sentences(output, "wait") == ["c waits: needs 1 seat, 0 free"]
 
 
 def test_samples_to_come_need_their_seats_at_once():
@@ -101,8 +101,8 @@ def test_samples_to_come_need_their_seats_at_once():
     step(engine)
     output, results = step(engine)
     assert sentences(output, "fork") == [
-        "b.1 is forked from b.0, sharing 1 blocks",
-        "b.2 is forked from b.0, sharing 1 blocks",
+        "b.1 is forked from b.0, sharing 1 block",
+        "b.2 is forked from b.0, sharing 1 block",
     ]
     assert [(r.request_id, r.sample_index) for r in results] == [("b", 0), ("b", 1), ("b", 2)]
 
@@ -153,7 +153,7 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_has_room():
     engine.add_request("d", prompt(1, 60), greedy(1))
     output, _ = step(engine)
     assert scheduled(output) == {"a": 1, "c": 11}
-    assert sentences(output, "wait") == ["d waits: 1 tokens to run, 0 left of the budget"]
+    assert sentences(output, "wait") == ["d waits: 1 token to run, 0 left of the budget"]
 
 
 def test_an_empty_step_is_legal():

@@ -41,7 +41,7 @@ def test_the_youngest_leaves_and_gives_its_blocks():
         "b is preempted so that a gets a block: 16 tokens to compute again"
     ]
     output, _ = step(engine)
-    assert sentences(output) == ["b waits: needs 5 blocks, 3 free, watermark 0"]
+    assert sentences(output) == ["b waits: needs 5 blocks, 3 free"]
 
 
 def test_the_youngest_may_have_to_leave_itself():
@@ -146,7 +146,7 @@ def test_d20_a_preempted_request_keeps_its_place():
     assert [request.name for request in scheduler.waiting] == ["a", "a2", "b"]
     output, _ = step(engine)
     assert sentences(output, "resume") == ["a resumes with 3 blocks"]
-    assert sentences(output, "wait") == ["a2 waits: needs 2 blocks, 1 free, watermark 0"]
+    assert sentences(output, "wait") == ["a2 waits: needs 2 blocks, 1 free"]
     assert "b" not in tables(engine)  # one block is free and enough for b, but a2 stands first
 
 
@@ -317,7 +317,7 @@ def test_d39_a_client_that_is_gone_frees_its_blocks_for_the_next():
     engine.add_request("r", prompt(20), greedy(4))
     engine.add_request("w", prompt(22, 40), greedy(1))
     output, _ = step(engine)
-    assert sentences(output, "wait") == ["w waits: needs 6 blocks, 3 free, watermark 0"]
+    assert sentences(output, "wait") == ["w waits: needs 6 blocks, 3 free"]
     engine.abort("r")
     assert scheduled(step(engine)[0]) == {"w": 4}
 

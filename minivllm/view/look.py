@@ -16,7 +16,7 @@ from minivllm.engine import Engine
 from minivllm.page_table import num_blocks_for
 from minivllm.prefix_cache import CachedBlock
 from minivllm.request import Request
-from minivllm.step_records import BlockOp, Event, SchedulerOutput
+from minivllm.step_records import BlockOp, Event, SchedulerOutput, counted
 
 
 def nothing_cached(block_id: int) -> None:
@@ -89,7 +89,8 @@ class LookAtStatic:
         rows, self.events = self.engine.rows, []
         for request in self.engine.waiting:
             if request not in self._waiting:
-                self._say("add", request, f"joins the line: {request.num_prompt_tokens} tokens")
+                prompt = counted(request.num_prompt_tokens, "token")
+                self._say("add", request, f"joins the line: {prompt}")
         self._waiting = set(self.engine.waiting)
         begins = rows is not self._batch
         if begins:
