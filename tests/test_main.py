@@ -123,7 +123,7 @@ BAD = {
     "top_p": (["generate", "a", "--top-p", "2"], r"top_p must be in (0, 1], got 2.0"),
     "threads": (["demo", "--threads", "0"], "--threads must be at least 1, got 0"),
     "workload": (["bench", "--workload", "w9"], "workload 'w9' is neither a file nor"),
-    "engine": (["bench", "--engine", "vllm"], "engine 'vllm' is not one of"),
+    "engine": (["bench", "--engine", "tgi"], "engine 'tgi' is not one of"),
     "runs": (["bench", "--runs", "0"], "--runs must be at least 1, got 0"),
     "json": (["bench", "--json", "no/such/folder/x.json"], "there is no such folder"),
 }

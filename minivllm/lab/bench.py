@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 from argparse import Namespace
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,14 +18,18 @@ import torch
 from tqdm import tqdm
 
 from minivllm.device import choose_device, choose_dtype
-from minivllm.lab.contestants import Contestant, run_minivllm, run_static
+from minivllm.lab.contestants import Contestant, Progress, run_minivllm, run_static
+from minivllm.lab.facts import facts as known_facts
 from minivllm.lab.hf_generate import HuggingFace
 from minivllm.lab.measure import Run
+from minivllm.lab.memory import peak_memory_bytes, reset_peak_memory
+from minivllm.lab.peers.start import PEERS, start_peers
 from minivllm.lab.workload import Workload, built_in, load
 from minivllm.model import LlamaModel
 from minivllm.weights import load_weights, read_facts
 
-ENGINES = ("minivllm", "static", "hf")
+IN_PROCESS = ("minivllm", "static", "hf")
+ENGINES = (*IN_PROCESS, *PEERS)
 
 
 def bench(args: Namespace) -> list[dict[str, Any]]:
@@ -43,13 +48,20 @@ def bench(args: Namespace) -> list[dict[str, Any]]:
             f"workload {workload.name} needs rows of {workload.row_slots} tokens; {args.model} was "
             f"made for {facts.context_length}"
         )
-    contestants = make_contestants(engines, args, dtype, device)
     print(
         f"{workload.name}: {len(workload.items)} requests, {workload.num_tokens} tokens, "
         f"{dtype} on {device}, {torch.get_num_threads()} threads, {args.runs} runs after a warm-up"
     )
-    runs = take_turns(contestants, workload, args.runs)
-    rows = [report(name, runs[name], workload, dtype) for name in engines if runs[name]]
+    with ExitStack() as stack:
+        contestants = make_contestants(engines, args, dtype, device, workload, stack)
+        runs = take_turns(contestants, workload, args.runs)
+    first = runs[engines[0]]
+    rows = [
+        report(name, runs[name], workload, dtype)
+        | {"same_tokens_as_first": same_tokens(runs[name][0], first[0]) if first else None}
+        for name in engines
+        if runs[name]
+    ]
     print_table(rows)
     if args.json:
         Path(args.json).write_text(json.dumps(rows[0] if len(rows) == 1 else rows, indent=1) + "\n")
@@ -65,10 +77,20 @@ def check_engines(names: list[str]) -> list[str]:
 
 
 def make_contestants(
-    engines: list[str], args: Namespace, dtype: torch.dtype, device: torch.device
-) -> dict[str, Contestant]:
-    """Load what each engine needs; ours and static batching share one model."""
+    engines: list[str], args: Namespace, dtype: torch.dtype, device: torch.device,
+    workload: Workload, stack: ExitStack,
+) -> dict[str, Contestant]:  # fmt: skip
+    """Load what each engine needs; ours and static batching share one model.
+
+    The peers' processes end with `stack`.
+    """
     contestants: dict[str, Contestant] = {}
+    peers = [name for name in PEERS if name in engines]
+    if peers:
+        if device.type != "cpu":
+            raise ValueError(f"the engines {', '.join(PEERS)} run on a CPU here, not on {device}")
+        started = start_peers(peers, args.model, dtype, workload, args.prefix_caching, stack)
+        contestants |= {name: peer.run for name, peer in started.items()}
     if {"minivllm", "static"} & set(engines):
         config, weights = load_weights(args.model, dtype, device)
         model = LlamaModel(config, weights, dtype, device)
@@ -77,7 +99,17 @@ def make_contestants(
         contestants["static"] = partial(run_static, model)
     if "hf" in engines:
         contestants["hf"] = HuggingFace(args.model, dtype, device).run
+    for name in set(IN_PROCESS) & set(contestants):
+        contestants[name] = partial(with_peak_memory, contestants[name])
     return {name: contestants[name] for name in engines}
+
+
+def with_peak_memory(contestant: Contestant, workload: Workload, progress: Progress) -> Run:
+    """A run with the peak of this process's memory; all engines that live in it count."""
+    reset_peak_memory()
+    run = contestant(workload, progress)
+    run.peak_memory_bytes = peak_memory_bytes()
+    return run
 
 
 def take_turns(
@@ -117,6 +149,7 @@ def report(name: str, runs: list[Run], workload: Workload, dtype: torch.dtype) -
         "workload": workload.name,
         "engine": name,
         "dtype": str(dtype).removeprefix("torch."),
+        **known_facts(),
         **middle.summary(),
         "tokens_per_second": statistics.median(run.tokens_per_second for run in runs),
         "runs": [run.tokens_per_second for run in runs],
@@ -124,21 +157,47 @@ def report(name: str, runs: list[Run], workload: Workload, dtype: torch.dtype) -
     }
 
 
+def same_tokens(run: Run, first: Run) -> float | None:
+    """The share of requests with the very tokens of the first engine; None where one is unknown.
+
+    >>> runs = [Run(1.0, 1, [], token_ids=ids) for ids in ([[5, 6], [7]], [[5, 8], [7]])]
+    >>> same_tokens(runs[1], runs[0])
+    0.5
+    """
+    if not run.token_ids or not first.token_ids:
+        return None
+    pairs = zip(run.token_ids, first.token_ids, strict=True)
+    return statistics.fmean(ours == theirs for ours, theirs in pairs)
+
+
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """One line an engine: throughput, its ratio to the first, steps, latencies in milliseconds."""
-    columns = ("tok/s", "ratio", "steps", "TTFT mean", "p50", "p99", "TPOT mean", "p50", "p99")
-    print(("{:<10}" + "{:>10}" * 9).format("engine", *columns))
+    """One line an engine: throughput, its ratio to the first, the share of requests with the same
+    tokens as the first, steps, latencies in milliseconds."""
+    columns = ("tok/s", "ratio", "same", "steps")
+    times = ("TTFT mean", "p50", "p99", "TPOT mean", "p50", "p99")
+    print(("{:<10}{:>10}" + "{:>8}" * 3 + "{:>10}" * 6).format("engine", *columns, *times))
     for row in rows:
         times = [
             row[kind][key] * 1000 for kind in ("ttft", "tpot") for key in ("mean", "p50", "p99")
         ]
         ratio = row["tokens_per_second"] / rows[0]["tokens_per_second"]
+        same, steps = row["same_tokens_as_first"], row["steps"]
         print(
-            f"{row['engine']:<10}{row['tokens_per_second']:>10.1f}{ratio:>10.2f}{row['steps']:>10}"
+            f"{row['engine']:<10}{row['tokens_per_second']:>10.1f}{ratio:>8.2f}"
+            + ("       -" if same is None else f"{same:>7.0%} ")
+            + ("       -" if steps is None else f"{steps:>8}")
             + "".join(f"{value:>7.0f} ms" for value in times)
         )
     for row in rows:
-        print(f"{row['engine']}: {kv_use(row)}")
+        print(f"{row['engine']}: {kv_use(row)}{setting(row)}")
+
+
+def setting(row: dict[str, Any]) -> str:
+    """An engine's versions, preloads and peak memory, as the end of a sentence."""
+    versions = ", ".join(f"{name} {value}" for name, value in row["versions"].items())
+    preloads = f"; preloaded {', '.join(row['preloads'])}" if row["preloads"] else ""
+    peak = row["peak_memory_bytes"]
+    return ("" if peak is None else f"; {peak / 1e6:.0f} MB at most") + f"; {versions}{preloads}"
 
 
 def kv_use(row: dict[str, Any]) -> str:
@@ -155,4 +214,7 @@ def kv_use(row: dict[str, Any]) -> str:
             f"all {row['kv_slots_reserved']} KV slots reserved all the time; "
             f"{share:.0f} % of the row-steps gave a token"
         )
+    if "kv_slots" in row:
+        cached = f", {row['cached_tokens']} prompt tokens cached" if "cached_tokens" in row else ""
+        return f"KV memory for {row['kv_slots']} tokens{cached}"
     return "its KV memory is its own affair"

@@ -48,6 +48,7 @@ class HuggingFace:
             dtype=dtype,
         )
         self.device = device
+        self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         self.model = transformers.LlamaForCausalLM(hf_config).to(device, dtype).eval()
         if config.tie_word_embeddings:
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
@@ -56,25 +57,30 @@ class HuggingFace:
     def run(self, workload: Workload, progress: Progress) -> Run:
         """The workload in batches of `batch_size`, each until its slowest request is done."""
         token_times: list[list[float]] = []
+        token_ids: list[list[int]] = []
         num_steps = 0
         start = time.perf_counter()
         for first in range(0, len(workload.items), workload.batch_size):
             items = workload.items[first : first + workload.batch_size]
             clock = StepClock()
-            self._generate([item.prompt_token_ids for item in items],
-                           max(item.max_tokens for item in items), clock)  # fmt: skip
+            new = self._generate([item.prompt_token_ids for item in items],
+                                 max(item.max_tokens for item in items), clock)  # fmt: skip
             num_steps += len(clock.times)
             times = [t - start for t in clock.times]
             token_times += [times[: item.max_tokens] for item in items]
+            token_ids += [ids[: item.max_tokens] for ids, item in zip(new, items, strict=True)]
             progress(sum(item.max_tokens for item in items))
-        return Run(time.perf_counter() - start, num_steps, token_times)
+        seconds = time.perf_counter() - start
+        return Run(seconds, num_steps, token_times, {"versions": self.versions}, token_ids)
 
     @torch.inference_mode()
-    def _generate(self, prompts: list[list[int]], num_new: int, clock: StepClock) -> None:
+    def _generate(
+        self, prompts: list[list[int]], num_new: int, clock: StepClock
+    ) -> list[list[int]]:
         longest = max(map(len, prompts))
         padded = [[0] * (longest - len(p)) + p for p in prompts]
         mask = [[0] * (longest - len(p)) + [1] * len(p) for p in prompts]
-        self.model.generate(
+        rows = self.model.generate(
             torch.tensor(padded, device=self.device),  # [B, C]
             attention_mask=torch.tensor(mask, device=self.device),  # [B, C]
             max_new_tokens=num_new,
@@ -82,7 +88,8 @@ class HuggingFace:
             do_sample=False,
             pad_token_id=0,
             stopping_criteria=[clock],
-        )
+        )  # [B, C + num_new]
+        return rows[:, longest:].tolist()  # [B, num_new]
 
 
 class StepClock:

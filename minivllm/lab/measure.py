@@ -31,12 +31,17 @@ class SteppingEngine(Protocol):
 
 @dataclass
 class Run:
-    """One run of a workload. token_times: a list per request, in seconds since all arrived."""
+    """One run of a workload. token_times: a list per request, in seconds since all arrived.
+
+    num_steps is None for an engine that does not tell; token_ids: a list per request.
+    """
 
     seconds: float
-    num_steps: int
+    num_steps: int | None
     token_times: list[list[float]]
-    facts: dict[str, float] = field(default_factory=dict)  # what only this engine can tell
+    facts: dict[str, Any] = field(default_factory=dict)  # what only this engine can tell
+    token_ids: list[list[int]] | None = None
+    peak_memory_bytes: int | None = None  # of the engine's process while the run went on
 
     @property
     def num_tokens(self) -> int:
@@ -56,6 +61,7 @@ class Run:
             "generated_tokens": self.num_tokens,
             "ttft": spread(request.ttft for request in requests),
             "tpot": spread(r.tpot for r in requests if r.tpot is not None),
+            "peak_memory_bytes": self.peak_memory_bytes,
             **self.facts,
         }
 
@@ -71,6 +77,7 @@ def run_workload(
         params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=item.max_tokens)
         engine.add_request(str(index), item.prompt_token_ids, params)
     token_times: list[list[float]] = [[] for _ in workload.items]
+    token_ids: list[list[int]] = [[] for _ in workload.items]
     num_steps = 0
     start = time.perf_counter()
     while engine.has_unfinished_requests:
@@ -79,6 +86,7 @@ def run_workload(
         num_steps += 1
         for output in outputs:
             token_times[int(output.request_id)] += [now] * len(output.new_token_ids)
+            token_ids[int(output.request_id)] += output.new_token_ids
         if on_step is not None:
             on_step(sum(len(output.new_token_ids) for output in outputs))
-    return Run(time.perf_counter() - start, num_steps, token_times)
+    return Run(time.perf_counter() - start, num_steps, token_times, token_ids=token_ids)
