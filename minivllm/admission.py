@@ -50,21 +50,25 @@ def check_can_run_alone(request: Request, config: SchedulerConfig, reserve: Rese
 class Room(NamedTuple):
     """What a step has left for newcomers."""
 
-    seats: int  # of max_num_seqs
     num_free_blocks: int  # that can be had at once
     watermark: int  # free blocks that must stay free
     budget: int  # tokens
 
 
-def reason_to_wait(
+def no_seat(request: Request, num_seats: int) -> str | None:
+    """Why `num_seats` free places of max_num_seqs are too few for a request; None if not."""
+    if request.num_seats > num_seats:
+        return f"needs {counted(request.num_seats, 'seat')}, {num_seats} free"
+    return None
+
+
+def no_room(
     request: Request, num_blocks: int, num_lacking: int, room: Room, config: SchedulerConfig
 ) -> str | None:
     """Why a request may not enter now, in numbers; None when it may.
 
     It takes `num_blocks` blocks off the free list, and lacks `num_lacking` tokens.
     """
-    if request.num_seats > room.seats:
-        return f"needs {counted(request.num_seats, 'seat')}, {room.seats} free"
     if room.num_free_blocks - room.watermark < num_blocks:
         stay_free = f", watermark {room.watermark}" if room.watermark else ""
         return f"needs {counted(num_blocks, 'block')}, {room.num_free_blocks} free{stay_free}"

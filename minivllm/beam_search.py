@@ -186,7 +186,7 @@ class BeamSearch:
             if not offers:
                 scheduler.finish(beams[index], "dropped" if going_on else "stop")
             else:
-                beams[index].num_unforked = len(offers) - 1 + num_spare
+                beams[index].num_seats = len(offers) + num_spare
                 num_spare = 0
         for index, offers in chosen.items():
             if offers:

@@ -77,22 +77,28 @@ class KVCacheManager:
         Returns the new block ids (most often none), or None when the pool has no room; then nothing
         has changed.
         """
-        block_ids = request.block_table.block_ids
+        block_ids, block_size = request.block_table.block_ids, self.block_size
         start = request.num_computed_tokens
-        num_missing = num_blocks_for(start + num_new_tokens, self.block_size) - len(block_ids)
-        # Of the blocks to write only the partly filled one at `start` can be shared: see fork().
-        first = start // self.block_size
-        is_shared = start % self.block_size > 0 and self.pool.ref_cnt[block_ids[first]] > 1
-        if num_missing <= 0 and not is_shared:
+        end = start + num_new_tokens
+        is_shared = self.pool.num_shared_blocks > 0 and self._is_shared(block_ids, start)
+        if end <= len(block_ids) * block_size and not is_shared:
             return []
-        num_new = max(num_missing, 0) + is_shared  # one more for the copy
+        num_missing = max(num_blocks_for(end, block_size) - len(block_ids), 0)
+        num_new = num_missing + is_shared  # one more for the copy
         if num_new > self.pool.num_available_blocks:
             return None
         new_block_ids = self._get_new_blocks(num_new)
         if is_shared:
-            self._copy_on_write(request, first, new_block_ids[0])
+            self._copy_on_write(request, start // block_size, new_block_ids[0])
         block_ids += new_block_ids[1:] if is_shared else new_block_ids
         return new_block_ids
+
+    def _is_shared(self, block_ids: list[int], start: int) -> bool:
+        """Whether somebody else holds a block that tokens from `start` on are written into: of
+        those only the partly filled one can be shared, see fork().
+        """
+        first, offset = divmod(start, self.block_size)
+        return offset > 0 and self.pool.ref_cnt[block_ids[first]] > 1
 
     def _copy_on_write(self, request: Request, index: int, new_block_id: int) -> None:
         """Have logical block `index` copied, and hold the copy instead of the shared block."""

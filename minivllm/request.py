@@ -43,7 +43,7 @@ class Request:
         "request_id", "sample_index", "token_ids", "num_prompt_tokens", "params", "max_tokens",
         "stop_token_ids", "eos_token_ids", "priority", "cache_salt", "seed", "arrival", "status",
         "num_computed_tokens", "num_cached_tokens", "num_lost_tokens", "num_preemptions",
-        "num_unforked", "finish_reason", "stop_reason", "block_table", "host_block_ids",
+        "num_seats", "finish_reason", "stop_reason", "block_table", "host_block_ids",
         "block_hashes", "num_published", "is_beam",
     )  # fmt: skip
 
@@ -86,7 +86,7 @@ class Request:
         self.num_cached_tokens = 0  # of the prompt, found in the prefix cache when it entered
         self.num_lost_tokens = 0  # most tokens whose KV a preemption has thrown away
         self.num_preemptions = 0
-        self.num_unforked = params.n - 1  # samples still to be forked from this one
+        self.num_seats = params.n  # of max_num_seqs: its own, and one for each sample to be forked
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.block_table = BlockTable(block_size)
@@ -115,11 +115,6 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
-
-    @property
-    def num_seats(self) -> int:
-        """Places it takes among max_num_seqs: its own, and those of samples still to be forked."""
-        return 1 + self.num_unforked
 
     @property
     def max_kv_tokens(self) -> int:
@@ -171,7 +166,7 @@ class Request:
             setattr(child, field, getattr(self, field))
         child.sample_index = sample_index
         child.token_ids = list(self.token_ids)
-        child.num_unforked = 0
+        child.num_seats = 1
         child.num_preemptions = 0
         child.block_table = BlockTable(self.block_table.block_size)
         child.host_block_ids = []
@@ -196,7 +191,7 @@ class RequestGroup:
     def fork(self, parent: Request) -> Request:
         """One more sample that has the parent's tokens so far."""
         child = parent.fork(self.num_samples)
-        parent.num_unforked = max(parent.num_unforked - 1, 0)
+        parent.num_seats = max(parent.num_seats - 1, 1)
         self.num_samples += 1
         self.samples.append(child)
         return child

@@ -24,10 +24,13 @@ class RequestQueue:
         self._heap: list[tuple] = []
         self._entry_of: dict[Request, tuple] = {}  # the living entry of each waiting request
 
+    def order(self, request: Request) -> tuple[float, int, int]:
+        """What requests are sorted by: the policy's key, the arrival, the place among samples."""
+        return self._policy(request), request.arrival, request.sample_index
+
     def push(self, request: Request) -> None:
         fresh = request.status is not RequestStatus.PREEMPTED
-        place = (request.arrival, request.sample_index)
-        entry = (fresh, self._policy(request), place, request)
+        entry = (fresh, self.order(request), request)
         heapq.heappush(self._heap, entry)
         self._entry_of[request] = entry
 

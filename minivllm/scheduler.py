@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from bisect import insort
 
-from minivllm.admission import Reserve, Room, check_can_run_alone, known_tokens, reason_to_wait
+from minivllm.admission import Reserve, Room, check_can_run_alone, known_tokens, no_room, no_seat
 from minivllm.allocator import BlockPool
 from minivllm.batching import FormBatch, mix
 from minivllm.config import SchedulerConfig
 from minivllm.integrity import check_integrity
-from minivllm.kv_cache_manager import InitialNeed, KVCacheManager
+from minivllm.kv_cache_manager import KVCacheManager
 from minivllm.policy import POLICIES
 from minivllm.request import Request, RequestGroup, RequestStatus
 from minivllm.request_queue import RequestQueue
@@ -49,8 +49,7 @@ class Scheduler:
         self.form_batch = form_batch
         self.requests: dict[str, RequestGroup] = {}  # everybody who has not ended
         self.running: list[Request] = []
-        self.policy = POLICIES[config.policy]
-        self.waiting = RequestQueue(self.policy)
+        self.waiting = RequestQueue(POLICIES[config.policy])
         self.num_arrivals = 0
         self.step = 0
         self.stats = SchedulerStats()
@@ -87,7 +86,7 @@ class Scheduler:
 
     def _collect_block_moves(self, output: SchedulerOutput) -> None:
         output.block_ops = self.kv.take_block_ops()
-        for src, dst in ((op.src, op.dst) for op in output.block_ops if op.kind == "copy"):
+        for src, dst in [(op.src, op.dst) for op in output.block_ops if op.kind == "copy"]:
             self.stats.num_copied_blocks += 1
             self._log("copy", f"block {src}", f"is shared: copied to {dst} to be written")
         for block_id in self.kv.take_evicted():
@@ -98,14 +97,13 @@ class Scheduler:
 
         Returns the tokens that are left for newcomers; None when somebody has been preempted.
         """
-        budget, index = self.config.max_num_batched_tokens, 0
-        max_chunk, running = self.config.max_chunk, self.running
+        budget, max_chunk = self.config.max_num_batched_tokens, self.config.max_chunk
         num_preemptions = self.stats.num_preemptions
-        while budget and index < len(running):
-            request = running[index]
-            index += 1
+        for request in self.running:  # only its end can be preempted, so nobody is passed over
+            if budget == 0:
+                break
             num_new = len(request.token_ids) - request.num_computed_tokens
-            if num_new != 1:
+            if num_new > 1:
                 num_new = self._cut_chunk(request, num_new, min(max_chunk, budget))
             if num_new and self._make_room(request, num_new):
                 output.add(request, num_new)
@@ -122,26 +120,28 @@ class Scheduler:
 
     def schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
         """Let waiting requests enter, in their order, until one does not fit."""
-        seats = self.config.max_num_seqs - sum(request.num_seats for request in self.running)
+        seats = self.config.max_num_seqs - sum([request.num_seats for request in self.running])
         while (request := self.waiting.peek()) is not None:
-            need = InitialNeed([], 0)  # who has no seat is not worth the search for its prefix
-            if request.num_seats <= seats:
-                need = self.kv.initial_need(request, self.reserve(request))
+            if reason := no_seat(request, seats):
+                break  # before the search for its prefix, which may be long
+            num_reserved = self.reserve(request)
+            need = self.kv.initial_need(request, num_reserved)
             num_cached = len(need.cached_block_ids) * self.config.block_size
             # Computed tokens of one who waits: those swapped out; it looks for no prefix then.
             num_lacking = request.num_tokens - (num_cached or request.num_computed_tokens)
             watermark = self.config.watermark_blocks if self.running else 0
-            room = Room(seats, self.kv.pool.num_available_blocks, watermark, budget)
-            if reason := reason_to_wait(request, need.num_blocks, num_lacking, room, self.config):
-                self._log("wait", request.name, f"waits: {reason}")
-                return
-            self.kv.allocate_initial(self.waiting.pop(), self.reserve(request), need)
+            room = Room(self.kv.pool.num_available_blocks, watermark, budget)
+            if reason := no_room(request, need.num_blocks, num_lacking, room, self.config):
+                break
+            self.kv.allocate_initial(self.waiting.pop(), num_reserved, need)
             self._enter(request, num_cached, need.num_blocks)
             seats -= request.num_seats
             num_new = self._cut_chunk(request, num_lacking, min(self.config.max_chunk, budget))
             if num_new:
                 output.add(request, num_new)
                 budget -= num_new
+        if request is not None:
+            self._log("wait", request.name, f"waits: {reason}")
 
     def _enter(self, request: Request, num_cached: int, num_blocks: int) -> None:
         resumes = request.status is RequestStatus.PREEMPTED
@@ -149,7 +149,7 @@ class Scheduler:
             request.num_cached_tokens = num_cached
             self.stats.count_admission(request.num_prompt_tokens, num_cached)
         request.status = RequestStatus.RUNNING
-        insort(self.running, request, key=self._order)
+        insort(self.running, request, key=self.waiting.order)
         kind, verb = ("resume", "resumes") if resumes else ("admit", "enters")
         hit = f", {counted(num_cached, 'token')} found in the cache" if num_cached else ""
         self._log(kind, request.name, f"{verb} with {counted(num_blocks, 'block')}{hit}")
@@ -158,9 +158,6 @@ class Scheduler:
         if num_lacking > most:
             self._log("chunk", request.name, f"runs {most} of the {num_lacking} tokens it lacks")
         return min(num_lacking, most)
-
-    def _order(self, request: Request) -> tuple[float, int, int]:
-        return self.policy(request), request.arrival, request.sample_index
 
     # --- preempt, finish ------------------------------------------------------------------------
 
@@ -187,12 +184,10 @@ class Scheduler:
         self, request: Request, reason: str, stop_reason: int | str | None = None
     ) -> EngineOutput:
         """End one sample now, its blocks free for the next schedule()."""
-        if request.status is RequestStatus.RUNNING:
-            self.running.remove(request)
-        else:
-            self.waiting.remove(request)
+        queue = self.running if request.status is RequestStatus.RUNNING else self.waiting
+        queue.remove(request)
         request.finish_reason, request.stop_reason = reason, stop_reason
-        return EngineOutput.of(request, [], request_ended=self._release(request))
+        return EngineOutput(request, [], request_ended=self._release(request))
 
     # --- update ---------------------------------------------------------------------------------
 
@@ -201,8 +196,12 @@ class Scheduler:
     ) -> list[EngineOutput]:
         """Take in what the step computed; blocks of whoever ends are free before this returns."""
         results: list[EngineOutput] = []
-        logprobs = model_output.logprobs
-        for index, request, num_new in output.live_chunks():
+        sampled, logprobs = model_output.sampled_token_ids, model_output.logprobs
+        num_finished, running = self.stats.num_finished, RequestStatus.RUNNING
+        chunks = zip(output.requests, output.num_scheduled_tokens, sampled, strict=True)
+        for index, (request, num_new, token_ids) in enumerate(chunks):
+            if request.status is not running:  # aborted or preempted since schedule()
+                continue
             if index in model_output.errors:
                 results.append(self.finish(request, "error", model_output.errors[index]))
                 continue
@@ -210,14 +209,13 @@ class Scheduler:
                 self.stats.count_recompute(request, num_new)
             request.num_computed_tokens += num_new
             self.kv.publish_full_blocks(request)
-            token_ids = model_output.sampled_token_ids[index]
             if len(token_ids) == 1:  # as good as always
-                results.append(self._append_token(request, token_ids[0], logprobs.get(index)))
+                results.append(self._append_token(request, token_ids, logprobs.get(index)))
             elif token_ids:
                 results += self.append_tokens(request, token_ids, logprobs.get(index))
             elif index in logprobs:  # a beam: its token is chosen outside, and it waits for that
-                results.append(EngineOutput.of(request, [], logprobs[index]))
-        if any(result.finish_reason for result in results):
+                results.append(EngineOutput(request, [], logprobs[index]))
+        if self.stats.num_finished > num_finished:
             self.running = [request for request in self.running if not request.is_finished]
         self.events = []
         return results
@@ -228,21 +226,21 @@ class Scheduler:
         """One token to the request, and each further one to a sample forked from it."""
         samples = [request] + [self._fork(request) for _ in token_ids[1:]]
         of_each = [[its_own] for its_own in logprobs] if logprobs else [None] * len(samples)
-        return list(map(self._append_token, samples, token_ids, of_each))
+        return list(map(self._append_token, samples, [[token] for token in token_ids], of_each))
 
     def _append_token(
-        self, sample: Request, token_id: int, logprobs: list[dict[int, float]] | None
+        self, sample: Request, new_token_ids: list[int], logprobs: list[dict[int, float]] | None
     ) -> EngineOutput:
-        sample.append_token(token_id)
+        sample.append_token(new_token_ids[0])
         ended = sample.finish_reason is not None and self._release(sample)
-        return EngineOutput.of(sample, [token_id], logprobs, ended)
+        return EngineOutput(sample, new_token_ids, logprobs, ended)
 
     def _fork(self, parent: Request) -> Request:
         """A new sample that shares all of the parent's blocks; without any, it computes its own."""
         child = self.requests[parent.request_id].fork(parent)
         self.kv.fork(parent, child)
         if parent.status is RequestStatus.RUNNING:
-            insort(self.running, child, key=self._order)
+            insort(self.running, child, key=self.waiting.order)
         else:
             self.waiting.push(child)
         shared = counted(child.block_table.num_blocks, "block")
@@ -257,6 +255,7 @@ class Scheduler:
         num_blocks = counted(request.block_table.num_blocks, "block")
         self.kv.free(request)
         request.status = RequestStatus.FINISHED
+        self.stats.num_finished += 1
         group = self.requests[request.request_id]
         group.samples.remove(request)
         if not group.samples:

@@ -17,6 +17,7 @@ class SchedulerStats:
     preempted request finds of its own earlier work is no hit.
     """
 
+    num_finished: int = 0  # samples, also those that were aborted
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
     num_swapped_blocks: int = 0  # moved out to host memory

@@ -98,7 +98,7 @@ class ModelOutput:
     errors: dict[int, str] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class EngineOutput:
     """What one sample of one request got from one step; the sample's last has a finish_reason.
 
@@ -109,28 +109,25 @@ class EngineOutput:
     request_id: str
     sample_index: int
     new_token_ids: list[int]
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    logprobs: list[dict[int, float]] | None = None
-    num_cached_tokens: int = 0
-    request_ended: bool = False  # no other sample of the request is left
+    finish_reason: str | None
+    stop_reason: int | str | None
+    logprobs: list[dict[int, float]] | None
+    num_cached_tokens: int
+    request_ended: bool  # no other sample of the request is left
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         request: Request,
         new_token_ids: list[int],
         logprobs: list[dict[int, float]] | None = None,
         request_ended: bool = False,
-    ) -> EngineOutput:
+    ) -> None:
         """What `request` got, with its state as it is now."""
-        return cls(
-            request.request_id,
-            request.sample_index,
-            new_token_ids,
-            request.finish_reason,
-            request.stop_reason,
-            logprobs,
-            request.num_cached_tokens,
-            request_ended,
-        )
+        self.request_id = request.request_id
+        self.sample_index = request.sample_index
+        self.new_token_ids = new_token_ids
+        self.finish_reason = request.finish_reason
+        self.stop_reason = request.stop_reason
+        self.logprobs = logprobs
+        self.num_cached_tokens = request.num_cached_tokens
+        self.request_ended = request_ended

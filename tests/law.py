@@ -335,7 +335,8 @@ class Game:
         for request in preempted:
             if request.name in gone and scheduler.running:
                 last = scheduler.running[-1]
-                assert scheduler._order(last) < scheduler._order(request), "not the youngest left"
+                order = scheduler.waiting.order
+                assert order(last) < order(request), "not the youngest left"
         forced = case_has(self.case, "preempt") or case_has(self.case, "crash")
         if self.case.reserve_all and not forced and not self._forks():
             assert scheduler.stats.num_preemptions == 0, "preempted, though all was reserved"

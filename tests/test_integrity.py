@@ -50,7 +50,7 @@ RULES = {
         "stands in the wrong queue",
     ),
     "more run than there are seats": (
-        lambda e: setattr(running(e, 0), "num_unforked", 3),
+        lambda e: setattr(running(e, 0), "num_seats", 4),
         "more than max_num_seqs",
     ),
     "more computed than there are tokens": (

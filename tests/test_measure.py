@@ -4,12 +4,13 @@ from dataclasses import dataclass, field
 
 import pytest
 from helpers import engine_of
-from tiny import tiny_llm
+from tiny import greedy, tiny_llm
 
 from minivllm.lab import measure
 from minivllm.lab.measure import Run, run_workload
 from minivllm.lab.metrics import spread
 from minivllm.lab.workload import WorkItem, Workload
+from minivllm.request import Request
 from minivllm.step_records import EngineOutput
 
 
@@ -42,7 +43,7 @@ class PlayedEngine:
     def step(self) -> list[EngineOutput]:
         seconds, tokens = self.steps.pop(0)
         self.clock.now += seconds
-        return [EngineOutput(name, 0, new) for name, new in tokens.items()]
+        return [EngineOutput(Request(name, [1], greedy(), 4), new) for name, new in tokens.items()]
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ class StaticBatchingEngine:
                 has_ended = request.finish_reason is not None
                 if has_ended:
                     request.status = RequestStatus.FINISHED
-                results.append(EngineOutput.of(request, [token_id], request_ended=has_ended))
+                results.append(EngineOutput(request, [token_id], request_ended=has_ended))
         for observer in self.observers:
             observer(self)
         return results
@@ -131,7 +131,7 @@ class StaticBatchingEngine:
                 if request in self.waiting:
                     self.waiting.remove(request)
                 request.status, request.finish_reason = RequestStatus.FINISHED, "abort"
-                return [EngineOutput.of(request, [], request_ended=True)]
+                return [EngineOutput(request, [], request_ended=True)]
         return []
 
     @property

@@ -46,7 +46,7 @@ class CountingExecutor:
         chunks = zip(output.requests, output.num_scheduled_tokens, strict=True)
         return ModelOutput([
             [] if num_new < len(request.token_ids) - request.num_computed_tokens
-            else [TOKEN] * request.num_seats if request.num_unforked
+            else [TOKEN] * request.num_seats if request.num_seats > 1
             else one_token
             for request, num_new in chunks
         ])  # fmt: skip

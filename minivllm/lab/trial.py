@@ -82,7 +82,7 @@ def trial(
         options["pool"] = CheckedPool(pool(config.num_blocks), config.num_blocks)
     parts = scheduler(config, **options)
     if policy is not None:
-        parts.policy, parts.waiting = policy, RequestQueue(policy)
+        parts.waiting = RequestQueue(policy)
     engine = Engine(parts, executor or fake_executor(config))
     watched = _Watched(engine, Recorder(engine).trace)
     arrivals = arrivals or [0] * len(work)
