@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
+PEERS  ?= .venv-vllm
 ARGS   ?=
 
 PY      := $(VENV)/bin/python
@@ -14,7 +15,7 @@ PIP     := $(PY) -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test mutants bench lint lab figures clean notebooks book student grade
+.PHONY: help setup demo test mutants bench peers lint lab figures clean notebooks book student grade
 
 help: ## list the targets
 	@echo "usage: make TARGET [ARGS=\"...\"] [PYTHON=python3.12]"
@@ -34,6 +35,9 @@ mutants: $(DEV) ## plant faults one by one and see that the tests notice each
 
 bench: $(RUN) ## measure tokens per second (ARGS="--help" tells how)
 	$(PY) -m minivllm bench $(ARGS)
+
+peers: $(PEERS)/.installed ## make .venv-vllm with vLLM, to measure beside ours
+	@echo "$(PEERS) is ready: $(PY) -m minivllm bench --engine minivllm,vllm"
 
 lint: $(DEV) ## check the code's style
 	$(PY) -m ruff check $(ARGS) .
@@ -59,7 +63,7 @@ student: $(RUN) ## write the notebooks without outputs into build/student
 grade: $(RUN) ## run a class's notebooks and mark their exercises (ARGS="submissions/")
 	$(PY) tools/grade.py $(ARGS)
 
-clean: ## delete caches and build outputs (.venv stays; delete it by hand)
+clean: ## delete caches and build outputs (.venv and .venv-vllm stay)
 	rm -rf build dist minivllm.egg-info .pytest_cache .ruff_cache .hypothesis
 	find minivllm tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -74,4 +78,11 @@ $(RUN): requirements.txt requirements-model.txt pyproject.toml
 # -q, for pip would name every package of requirements.txt once more.
 $(DEV): requirements-dev.txt $(RUN)
 	$(PIP) install -q -r requirements-dev.txt
+	@touch $@
+
+# torchvision and the like come along, built for another torch: their import ends vLLM's.
+$(PEERS)/.installed: requirements-peers.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip --disable-pip-version-check install -r requirements-peers.txt
+	$(PEERS)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@touch $@

@@ -21,8 +21,9 @@ class VLLM:
         import vllm
 
         block_size = 128  # what vLLM takes on a CPU
-        # One block is vLLM's own, and a request of the full length must fit.
-        num_blocks = 1 + -(-max(job.num_kv_slots, job.max_model_len) // block_size)
+        # The rows of the workload's KV memory, each rounded up to blocks; one block is vLLM's own.
+        num_rows = -(-job.num_kv_slots // job.max_model_len)
+        num_blocks = 1 + num_rows * -(-job.max_model_len // block_size)
         self.pid = os.getpid()
         self.prefix_caching = job.prefix_caching
         self.llm = vllm.LLM(
