@@ -92,12 +92,13 @@ def examine_reserve(exam: Exam, reserve: Any) -> None:
 EXERCISES = [
     Question(
         "3.1",
-        answer=lambda: 10 + next_power_of_two(25) - 1,
-        working="10 for the prompt, 32 for the output of 25, and the last token is never stored",
+        answer=lambda: 30 + next_power_of_two(40) - 1,
+        working="30 for the prompt, 64 for the output of 40, and the last token is never stored",
         mistakes=[
-            Mistake(wrong=42, says="the last token of the output is never run, so not stored"),
-            Mistake(wrong=34, says="that is Oracle: Pow2 knows the output up to a factor of 2"),
-            Mistake(wrong=64, says="only the output is rounded up by the rule, not the whole text"),
+            Mistake(wrong=94, says="the last token of the output is never run, so not stored"),
+            Mistake(wrong=69, says="that is Oracle: Pow2 knows the output up to a factor of 2"),
+            Mistake(wrong=63, says="you forget the prompt, which is stored as well"),
+            Mistake(wrong=128, says="the rule rounds up the output only, not the whole text"),
             Mistake(wrong=2048, says="that is Max, which reserves the longest text allowed"),
         ],
     ),
