@@ -1,4 +1,4 @@
-"""Exercises of chapter 9, the second half: a careful reservation and a scheduler."""
+"""Exercises of chapter 9, the second half: a bet at the door, and a scheduler."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from minivllm.scheduler import Scheduler
 # ---- 9.6 ----
 
 
-def careful(request):
-    return request.num_prompt_tokens + request.max_tokens - 1
+def bet(request):
+    most = request.num_prompt_tokens + request.max_tokens - 1
+    return min(request.num_tokens + 8, most)
 
 
-def examine_careful(exam: Exam, reserve: Callable[[Request], int]) -> None:
-    config = SchedulerConfig(num_blocks=8, block_size=4, watermark_blocks=0)
-    run = trial(jobs([5, 6, 6], outputs=[12, 9, 8]), config, reserve=reserve)
-    num_preemptions = run.engine.scheduler.stats.num_preemptions
-    exam.equal(num_preemptions, 0, "preemptions with prompts 5, 6, 6 in 8 blocks:")
-    run = trial(jobs([9, 24, 25], outputs=[8, 9, 8]), config, reserve=reserve)
-    exam.equal(run.num_steps, 25, "iterations of three requests, of which two fill the pool:")
+def entries(reserve: Callable[[Request], int]) -> list[str]:
+    """With how many blocks everybody enters, and comes back, in a pool of 9 blocks of 4."""
+    config = SchedulerConfig(num_blocks=9, block_size=4, watermark_blocks=0)
+    run = trial(jobs([5, 6, 5, 3], outputs=[20, 24, 4, 14]), config, reserve=reserve)
+    return [text for text in run.events if " enters " in text or " resumes " in text]
+
+
+def examine_bet(exam: Exam, reserve: Callable[[Request], int]) -> None:
+    entered, expected = entries(reserve), entries(bet)
+    for index, words in enumerate(expected):
+        exam.equal(entered[index : index + 1], [words], "four requests in 9 blocks:")
+    exam.equal(len(entered), len(expected), "the number of times that somebody enters or resumes")
 
 
 # ---- 9.7 ----
@@ -63,24 +69,28 @@ def examine_scheduler(exam: Exam, scheduler: type[Scheduler]) -> None:
 EXERCISES = [
     Exercise(
         "9.6",
-        careful,
-        examine=examine_careful,
+        bet,
+        examine=examine_bet,
         mistakes=[
             Mistake(
-                "request.num_prompt_tokens + request.max_tokens - 1", "request.num_prompt_tokens",
-                says="you reserve the prompt only: then the answer grows into others' blocks",
+                "request.num_tokens + 8", "request.num_prompt_tokens + 8",
+                says="you forget what it has generated: after a preemption that is run again, too",
+            ),
+            Mistake(
+                "min(request.num_tokens + 8, most)", "request.num_tokens + 8",
+                says="you ask for slots that a short answer will never fill",
             ),
             Mistake(
                 "request.max_tokens - 1", "request.max_tokens",
-                says="you reserve a slot for the last token, which is never fed back",
+                says="you count a slot for the last token, which is never fed back",
             ),
             Mistake(
-                "request.num_prompt_tokens + request.max_tokens - 1", "request.max_tokens",
-                says="you reserve the answer only, and there is no room for the prompt",
+                "min(request.num_tokens + 8, most)", "most",
+                says="you reserve the longest answer: that is the careful door, not a bet",
             ),
             Mistake(
-                wrong=lambda request: 2048,
-                says="you reserve the longest text there may be, as before paging",
+                "min(request.num_tokens + 8, most)", "request.num_tokens",
+                says="you reserve what is there now, and nothing for the 8 that you bet on",
             ),
         ],
     ),
