@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from minivllm.config import SchedulerConfig
 from minivllm.engine import Engine
+from minivllm.fake_executor import FakeExecutor
 from minivllm.lab.exam import Exam
 from minivllm.lab.exercise import Exercise, Mistake, Question
-from minivllm.lab.trial import fake_executor, jobs, solo_tokens, trial
+from minivllm.lab.trial import fake_executor, jobs, solo_tokens
 from minivllm.sampling_params import SamplingParams
 from minivllm.scheduler import Scheduler
+from minivllm.step_records import ModelOutput, SchedulerOutput
 
 # ---- 11.3 ----
 
@@ -20,23 +23,6 @@ def fewest_steps(outputs, max_at_once):
 
 
 # ---- 11.4 ----
-
-
-def shortest_first(request):
-    return request.max_tokens
-
-
-def examine_policy(exam: Exam, policy: Any) -> None:
-    outputs = [9, 2, 7, 1, 3, 8]
-    config = SchedulerConfig(num_blocks=64, block_size=4, max_num_seqs=1)
-    run = trial(jobs([3, 5, 2, 6, 4, 1], outputs), config, policy=policy)
-    ended = [event.split()[0] for event in run.events if " ends " in event]
-    exam.equal(ended, ["r3", "r1", "r4", "r2", "r5", "r0"], "the order in which requests end")
-    tight = SchedulerConfig(num_blocks=8, block_size=4, max_num_seqs=4, watermark_blocks=0)
-    trial(jobs([3, 5, 2, 6, 4, 1], outputs), tight, policy=policy)
-
-
-# ---- 11.5 ----
 
 
 def serve(engine, questions):
@@ -72,26 +58,93 @@ def serve_one_by_one(engine: Any, questions: Any) -> dict:
     return answers
 
 
+# ---- 11.5 ----
+
+
+def breaks_the_law(serve, questions):
+    together = serve(questions)
+    broken = []
+    for question in questions:
+        name = question[0]
+        if serve([question])[name] != together[name]:
+            broken.append(name)
+    return broken
+
+
+class RowsSwapped(FakeExecutor):
+    """The last two requests of a step of three or more get each other's tokens."""
+
+    def execute(self, output: SchedulerOutput) -> ModelOutput:
+        answer = super().execute(output)
+        tokens = answer.sampled_token_ids
+        if len(tokens) > 2:
+            tokens[-2], tokens[-1] = tokens[-1], tokens[-2]
+        return answer
+
+
+def server(
+    executor: type[FakeExecutor] = FakeExecutor, harm: Callable[[dict], None] | None = None
+) -> Callable[[list], dict]:
+    """Serves questions in an engine of their own; harm spoils the answers of a batch."""
+
+    def serve_all(questions: list) -> dict:
+        engine = Engine(Scheduler(SchedulerConfig(num_blocks=64, block_size=4)), executor(64, 4))
+        answers = serve(engine, questions)
+        if harm and len(questions) > 1:
+            harm(answers)
+        return answers
+
+    return serve_all
+
+
+def spoil(answers: dict) -> None:
+    """A first token, a last one, and an answer that ends too early."""
+    answers["r0"][0] += 1
+    answers["r1"][-1] += 1
+    del answers["r2"][-1]
+    answers["r3"][0] += 1
+
+
+def examine_law(exam: Exam, breaks_the_law: Callable[..., list]) -> None:
+    work = jobs([4, 2, 6, 3, 5], outputs=[5, 2, 3, 7, 4])
+    questions = [(job.name, job.prompt_token_ids, job.max_tokens) for job in work]
+    for serve_all, broken, what in (
+        (server(), [], "an engine without a fault:"),
+        (server(harm=spoil), ["r0", "r1", "r2", "r3"], "an engine that spoils four of five:"),
+        (server(RowsSwapped), ["r3", "r4"], "an engine that swaps two rows of a batch:"),
+    ):
+        exam.equal(breaks_the_law(serve_all, list(questions)), broken, what)
+
+
+def tells_whether(serve: Any, questions: list) -> bool:
+    return breaks_the_law(serve, questions) != []
+
+
+def together_twice(serve: Any, questions: list) -> list:
+    once, again = serve(questions), serve(questions)
+    return [name for name, *_ in questions if once[name] != again[name]]
+
+
 EXERCISES = [
     Question(
         "11.1",
-        answer=4 * 24,
-        working="four batches of 8, and in each somebody has an answer of 24 tokens",
+        answer=4 * 16,
+        working="four batches of 8, and in each somebody has an answer of 16 tokens",
         mistakes=[
-            Mistake(wrong=24, says="that is one batch: there are four, one after the other"),
+            Mistake(wrong=16, says="that is one batch: there are four, one after the other"),
             Mistake(wrong=32, says="you count people: a batch runs as long as its longest answer"),
-            Mistake(wrong=768, says="those are row-steps: the 8 rows of a batch share its steps"),
-            Mistake(wrong=97, says="the step that runs the prompts gives the first token already"),
+            Mistake(wrong=512, says="those are row-steps: the 8 rows of a batch share its steps"),
+            Mistake(wrong=65, says="the step that runs the prompts gives the first token already"),
         ],
     ),
     Question(
         "11.2",
-        answer=24,
-        working="all run at once, and the longest answer needs a step for each of its 24 tokens",
+        answer=16,
+        working="all run at once, and the longest answer needs a step for each of its 16 tokens",
         mistakes=[
-            Mistake(wrong=96, says="those are the static batches: here nobody waits for another"),
-            Mistake(wrong=25, says="the step that runs a prompt gives the first token already"),
-            Mistake(wrong=8, says="that is the short answers only: the long ones need 24 steps"),
+            Mistake(wrong=64, says="those are the static batches: here nobody waits for another"),
+            Mistake(wrong=17, says="the step that runs a prompt gives the first token already"),
+            Mistake(wrong=6, says="that is the short answers only: the long ones need 16 steps"),
             Mistake(wrong=32, says="you count people, but all of them share a step"),
         ],
     ),
@@ -115,19 +168,6 @@ EXERCISES = [
     ),
     Exercise(
         "11.4",
-        shortest_first,
-        examine=examine_policy,
-        mistakes=[
-            Mistake("return request.max_tokens", "return -request.max_tokens",
-                    says="smaller numbers go first, so you serve the longest first"),
-            Mistake("return request.max_tokens", "return request.arrival",
-                    says="that is first come, first served"),
-            Mistake("return request.max_tokens", "return request.num_prompt_tokens",
-                    says="you sort by the prompt, but the steps go into the output"),
-        ],
-    ),
-    Exercise(
-        "11.5",
         serve,
         examine=examine_serve,
         mistakes=[
@@ -140,6 +180,25 @@ EXERCISES = [
                     says="you serve one after the other: let all of them in before the first step"),
             Mistake("max_tokens=max_tokens", "max_tokens=16",
                     says="you do not pass on how long the answer may be"),
+        ],
+    ),
+    Exercise(
+        "11.5",
+        breaks_the_law,
+        examine=examine_law,
+        mistakes=[
+            Mistake(wrong=together_twice,
+                    says="you run them together twice: the fault is the same both times"),
+            Mistake("serve([question])[name] != together[name]",
+                    "serve([question])[name][:1] != together[name][:1]",
+                    says="you compare first tokens only: an answer may go wrong later"),
+            Mistake("serve([question])[name] != together[name]",
+                    "len(serve([question])[name]) != len(together[name])",
+                    says="you compare how long the answers are: compare the tokens"),
+            Mistake("            broken.append(name)", "            return [name]",
+                    says="you stop at the first, but all who got a wrong answer are asked for"),
+            Mistake(wrong=tells_whether,
+                    says="you say whether the law is broken: say for whom"),
         ],
     ),
 ]  # fmt: skip
