@@ -37,8 +37,11 @@ class Wrong(Exception):
 
 
 class Exam:
-    """is_open: the answer is still the stub. wrong: what is wrong, if anything. evidence: all that
-    the answer did, so that two answers which fail alike can be told from two which do not."""
+    """Takes note of what one answer does, up to the first thing that is wrong.
+
+    is_open: the answer is still the stub. wrong: what is wrong, if anything. evidence: all that the
+    answer did, so that two answers which fail alike can be told from two which do not.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -19,8 +19,11 @@ Results = Mapping[str, Result]  # by case; of an interrupted run some are missin
 
 @dataclass(frozen=True)
 class Options:
-    """scale: part of the full number of requests, to have a quick look. azure, mooncake: trace
-    files, where they are at hand. model: which one is measured."""
+    """What may be chosen for a run of the experiments.
+
+    scale: part of the full number of requests, to have a quick look. azure, mooncake: trace files,
+    where they are at hand. model: which one is measured, in which dtype.
+    """
 
     scale: float = 1.0
     azure: str | None = None

@@ -26,9 +26,12 @@ def nothing_cached(block_id: int) -> None:
 
 @dataclass
 class Look:
-    """holders: each request of the batch with its block table, in batch order. ref_cnt, cached: the
+    """What there is to see of an engine after one step.
+
+    holders: each request of the batch with its block table, in batch order. ref_cnt, cached: the
     pool's and the prefix cache's own words (cached: block id -> what it holds, or None). padding:
-    slots in front of a request's first token."""
+    slots in front of a request's first token.
+    """
 
     step: int
     holders: list[tuple[Request, Sequence[int]]]
