@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 from minivllm.config import SchedulerConfig
@@ -18,24 +18,36 @@ def known_tokens(request: Request) -> int:
     return request.num_tokens
 
 
+def check_id_is_free(request: Request, requests: Container[str]) -> None:
+    """Raise ValueError when one of the live requests bears the id of this one."""
+    if request.request_id in requests:
+        raise ValueError(
+            f"request {request.request_id!r}: this id is in use by a request that has not ended"
+        )
+
+
+def limit_max_tokens(request: Request, config: SchedulerConfig) -> None:
+    """Lower the request's max_tokens to what max_model_len leaves; ValueError if that is none."""
+    length = request.num_prompt_tokens
+    room = config.max_model_len - length
+    if room < 1:
+        raise ValueError(
+            f"request {request.request_id!r}: the prompt has {length} tokens, and max_model_len is "
+            f"{config.max_model_len}: no room for an output token"
+        )
+    request.max_tokens = min(request.max_tokens or room, room)
+
+
 def check_can_run_alone(request: Request, config: SchedulerConfig, reserve: Reserve) -> None:
     """Raise ValueError when the request would not fit even with the whole engine to itself.
 
     That guarantees progress: the first in line can always be given the blocks of all the others.
-    Also lowers the request's max_tokens to what max_model_len leaves.
     """
     where, length = f"request {request.request_id!r}", request.num_prompt_tokens
-    room = config.max_model_len - length
-    if room < 1:
-        raise ValueError(
-            f"{where}: the prompt has {length} tokens, and max_model_len is {config.max_model_len}:"
-            " no room for an output token"
-        )
     if request.num_seats > config.max_num_seqs:
         raise ValueError(
             f"{where}: n = {request.num_seats} samples, max_num_seqs is {config.max_num_seqs}"
         )
-    request.max_tokens = min(request.max_tokens or room, room)
     num_tokens = max(request.max_kv_tokens, reserve(request))
     num_blocks = num_blocks_for(num_tokens, config.block_size)
     if request.is_beam:  # beams wait for one another, so there must be room for all at once

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from bisect import insort
 
-from minivllm.admission import Reserve, Room, check_can_run_alone, known_tokens, no_room, no_seat
+from minivllm import admission
+from minivllm.admission import Reserve, Room, known_tokens
 from minivllm.allocator import BlockPool
 from minivllm.batching import FormBatch, mix
 from minivllm.config import SchedulerConfig
@@ -59,11 +60,9 @@ class Scheduler:
 
     def add_request(self, request: Request) -> None:
         """Put a request in line. Raises ValueError when it could never run, or its id is in use."""
-        if request.request_id in self.requests:
-            raise ValueError(
-                f"request {request.request_id!r}: this id is in use by a request that has not ended"
-            )
-        check_can_run_alone(request, self.config, self.reserve)
+        admission.check_id_is_free(request, self.requests)
+        admission.limit_max_tokens(request, self.config)
+        admission.check_can_run_alone(request, self.config, self.reserve)
         request.arrival = self.num_arrivals
         self.num_arrivals += 1
         self.requests[request.request_id] = RequestGroup([request])
@@ -122,7 +121,7 @@ class Scheduler:
         """Let waiting requests enter, in their order, until one does not fit."""
         seats = self.config.max_num_seqs - sum([request.num_seats for request in self.running])
         while (request := self.waiting.peek()) is not None:
-            if reason := no_seat(request, seats):
+            if reason := admission.no_seat(request, seats):
                 break  # before the search for its prefix, which may be long
             num_reserved = self.reserve(request)
             need = self.kv.initial_need(request, num_reserved)
@@ -131,7 +130,8 @@ class Scheduler:
             num_lacking = request.num_tokens - (num_cached or request.num_computed_tokens)
             watermark = self.config.watermark_blocks if self.running else 0
             room = Room(self.kv.pool.num_available_blocks, watermark, budget)
-            if reason := no_room(request, need.num_blocks, num_lacking, room, self.config):
+            reason = admission.no_room(request, need.num_blocks, num_lacking, room, self.config)
+            if reason:
                 break
             self.kv.allocate_initial(self.waiting.pop(), num_reserved, need)
             self._enter(request, num_cached, need.num_blocks)

@@ -80,7 +80,7 @@ FAULTS = [
     Fault("a step that broke off counts", "engine", "            self._lose_all()\n", "            pass\n"),
     Fault("swapped-out KV survives a step that broke off", "engine", "        for request in scheduler.waiting:\n            scheduler.kv.lose(request)\n", ""),
     Fault("a beam's repeated offer counts", "beam_search", "beam.num_computed_tokens < beam.num_tokens", "False"),
-    Fault("no prefix search, no hit", "scheduler", "if reason := no_seat(request, seats):", "if reason := no_seat(request, seats - 1):"),
+    Fault("no prefix search, no hit", "scheduler", "admission.no_seat(request, seats)", "admission.no_seat(request, seats - 1)"),
     Fault("oldest is preempted", "scheduler", "if self._preempt_request(self.running[-1], why) is request:", "if self._preempt_request(self.running[0], why) is request:"),
     Fault("preempted is overtaken", "request_queue", "fresh = request.status is not RequestStatus.PREEMPTED", "fresh = False"),
     Fault("preempted still in the running list", "scheduler", "        self.running.remove(request)\n        num_computed", "        num_computed"),
@@ -118,7 +118,7 @@ FAULTS = [
     Fault("length beyond the model's", "admission", "request.max_tokens = min(request.max_tokens or room, room)", "request.max_tokens = request.max_tokens or room"),
     Fault("door counts one token too many", "request", "return self.num_prompt_tokens + self.max_tokens - 1", "return self.num_prompt_tokens + self.max_tokens"),
     Fault("door lets in what cannot run alone", "admission", "if num_blocks > config.num_blocks:", "if num_blocks > config.num_blocks + 1:"),
-    Fault("duplicate id accepted", "scheduler", "if request.request_id in self.requests:", "if False:"),
+    Fault("duplicate id accepted", "admission", "if request.request_id in requests:", "if False:"),
     Fault("vocabulary one too large", "admission", "if not 0 <= token_id < vocab_size:", "if not 0 <= token_id <= vocab_size:"),
 ]  # fmt: skip
 
