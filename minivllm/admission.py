@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from minivllm.config import SchedulerConfig
 from minivllm.page_table import num_blocks_for
 from minivllm.request import Request
 from minivllm.step_records import counted
+
+if TYPE_CHECKING:
+    from minivllm.scheduler import Scheduler
 
 Reserve = Callable[[Request], int]
 
@@ -59,14 +62,6 @@ def check_can_run_alone(request: Request, config: SchedulerConfig, reserve: Rese
         )
 
 
-class Room(NamedTuple):
-    """What a step has left for newcomers."""
-
-    num_free_blocks: int  # that can be had at once
-    watermark: int  # free blocks that must stay free
-    budget: int  # tokens
-
-
 def no_seat(request: Request, num_seats: int) -> str | None:
     """Why `num_seats` free places of max_num_seqs are too few for a request; None if not."""
     if request.num_seats > num_seats:
@@ -75,17 +70,20 @@ def no_seat(request: Request, num_seats: int) -> str | None:
 
 
 def no_room(
-    request: Request, num_blocks: int, num_lacking: int, room: Room, config: SchedulerConfig
+    scheduler: Scheduler, request: Request, num_blocks: int, num_lacking: int, budget: int
 ) -> str | None:
-    """Why a request may not enter now, in numbers; None when it may.
+    """Why a step has no room for a request, in numbers; None when it has.
 
-    It takes `num_blocks` blocks off the free list, and lacks `num_lacking` tokens.
+    The request takes `num_blocks` blocks off the free list, and lacks `num_lacking` tokens; the
+    step's budget has `budget` left. The watermark is for those who run: without any there is none.
     """
-    if room.num_free_blocks - room.watermark < num_blocks:
-        stay_free = f", watermark {room.watermark}" if room.watermark else ""
-        return f"needs {counted(num_blocks, 'block')}, {room.num_free_blocks} free{stay_free}"
-    if room.budget == 0 or (num_lacking > room.budget and not config.enable_chunked_prefill):
-        return f"{counted(num_lacking, 'token')} to run, {room.budget} left of the budget"
+    config, num_free = scheduler.config, scheduler.kv.pool.num_available_blocks
+    watermark = config.watermark_blocks if scheduler.running else 0
+    if num_free - watermark < num_blocks:
+        stay_free = f", watermark {watermark}" if watermark else ""
+        return f"needs {counted(num_blocks, 'block')}, {num_free} free{stay_free}"
+    if budget == 0 or (num_lacking > budget and not config.enable_chunked_prefill):
+        return f"{counted(num_lacking, 'token')} to run, {budget} left of the budget"
     return None
 
 

@@ -86,22 +86,12 @@ class Engine:
         try:
             model_output = self.executor.execute(scheduler_output)
         except BaseException:
-            self._lose_all()
+            self.scheduler.lose_all()
             raise
         results = self.scheduler.update_from_output(scheduler_output, model_output)
         for observer in self.observers:
             observer(self, scheduler_output)
         return results
-
-    def _lose_all(self) -> None:
-        """Have all KV computed again: nobody knows which of its moves and writes a step that broke
-        off has done.
-        """
-        scheduler = self.scheduler
-        for request in [*scheduler.running]:
-            scheduler._preempt_request(request, "since the step broke off", keeps_kv=False)
-        for request in scheduler.waiting:
-            scheduler.kv.lose(request)
 
     def abort(self, request_id: str) -> list[EngineOutput]:
         """End a request wherever it is; returns the last output of each of its live samples.

@@ -19,7 +19,6 @@ from __future__ import annotations
 from bisect import insort
 
 from minivllm import admission
-from minivllm.admission import Reserve, Room, known_tokens
 from minivllm.allocator import BlockPool
 from minivllm.batching import FormBatch, mix
 from minivllm.config import SchedulerConfig
@@ -41,7 +40,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: SchedulerConfig, reserve: Reserve = known_tokens,
+        self, config: SchedulerConfig, reserve: admission.Reserve = admission.known_tokens,
         form_batch: FormBatch = mix, pool: BlockPool | None = None,
     ) -> None:  # fmt: skip
         self.config = config
@@ -128,10 +127,7 @@ class Scheduler:
             num_cached = len(need.cached_block_ids) * self.config.block_size
             # Computed tokens of one who waits: those swapped out; it looks for no prefix then.
             num_lacking = request.num_tokens - (num_cached or request.num_computed_tokens)
-            watermark = self.config.watermark_blocks if self.running else 0
-            room = Room(self.kv.pool.num_available_blocks, watermark, budget)
-            reason = admission.no_room(request, need.num_blocks, num_lacking, room, self.config)
-            if reason:
+            if reason := admission.no_room(self, request, need.num_blocks, num_lacking, budget):
                 break
             self.kv.allocate_initial(self.waiting.pop(), num_reserved, need)
             self._enter(request, num_cached, need.num_blocks)
@@ -179,6 +175,15 @@ class Scheduler:
         cost = f"{counted(num_swapped, 'block')} moved to host memory" if num_swapped else again
         self._log("preempt", request.name, f"is preempted {why}: {cost}")
         return request
+
+    def lose_all(self) -> None:
+        """Have all KV computed again: nobody knows which of its moves and writes a step that broke
+        off has done.
+        """
+        for request in [*self.running]:
+            self._preempt_request(request, "since the step broke off", keeps_kv=False)
+        for request in self.waiting:
+            self.kv.lose(request)
 
     def finish(
         self, request: Request, reason: str, stop_reason: int | str | None = None

@@ -281,7 +281,7 @@ class Game:
         for _, request, num_new in self.output.live_chunks():
             for position in request.next_positions(num_new):
                 executor.slots[request.block_table.slot(position)] = None
-        self.engine._lose_all()
+        self.scheduler.lose_all()
         self.scheduler.check_integrity()
         self.phases, self.phase = self._phases(), "update"
 

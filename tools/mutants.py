@@ -77,8 +77,8 @@ FAULTS = [
     # --- preemption -----------------------------------------------------------------------------
     Fault("resume with the prompt's length", "scheduler", "num_lacking = request.num_tokens - (num_cached", "num_lacking = request.num_prompt_tokens - (num_cached"),
     Fault("recompute from where it was", "kv_cache_manager", "        request.num_computed_tokens = 0\n        return 0", "        return 0"),
-    Fault("a step that broke off counts", "engine", "            self._lose_all()\n", "            pass\n"),
-    Fault("swapped-out KV survives a step that broke off", "engine", "        for request in scheduler.waiting:\n            scheduler.kv.lose(request)\n", ""),
+    Fault("a step that broke off counts", "engine", "            self.scheduler.lose_all()\n", "            pass\n"),
+    Fault("swapped-out KV survives a step that broke off", "scheduler", "        for request in self.waiting:\n            self.kv.lose(request)\n", ""),
     Fault("a beam's repeated offer counts", "beam_search", "beam.num_computed_tokens < beam.num_tokens", "False"),
     Fault("no prefix search, no hit", "scheduler", "admission.no_seat(request, seats)", "admission.no_seat(request, seats - 1)"),
     Fault("oldest is preempted", "scheduler", "if self._preempt_request(self.running[-1], why) is request:", "if self._preempt_request(self.running[0], why) is request:"),
@@ -93,9 +93,9 @@ FAULTS = [
     Fault("host blocks leak on abort", "kv_cache_manager", "            self.host_pool.free_blocks(request.host_block_ids)\n", ""),
     Fault("swapped-out request is not brought back", "kv_cache_manager", "            self._swap_in(request)\n", "            request.host_block_ids = []\n"),
     # --- the scheduler --------------------------------------------------------------------------
-    Fault("watermark forgotten", "scheduler", "watermark = self.config.watermark_blocks if self.running else 0", "watermark = 0"),
-    Fault("watermark for an empty engine", "scheduler", "watermark = self.config.watermark_blocks if self.running else 0", "watermark = self.config.watermark_blocks"),
-    Fault("admission off by one block", "admission", "if room.num_free_blocks - room.watermark < num_blocks:", "if room.num_free_blocks - room.watermark <= num_blocks:"),
+    Fault("watermark forgotten", "admission", "watermark = config.watermark_blocks if scheduler.running else 0", "watermark = 0"),
+    Fault("watermark for an empty engine", "admission", "watermark = config.watermark_blocks if scheduler.running else 0", "watermark = config.watermark_blocks"),
+    Fault("admission off by one block", "admission", "if num_free - watermark < num_blocks:", "if num_free - watermark <= num_blocks:"),
     Fault("budget not spent by running ones", "scheduler", "self._make_room(request, num_new):\n                output.add(request, num_new)\n                budget -= num_new\n", "self._make_room(request, num_new):\n                output.add(request, num_new)\n"),
     Fault("budget not spent by new ones", "scheduler", "            if num_new:\n                output.add(request, num_new)\n                budget -= num_new\n", "            if num_new:\n                output.add(request, num_new)\n"),
     Fault("seats not taken", "scheduler", "            seats -= request.num_seats\n", ""),
