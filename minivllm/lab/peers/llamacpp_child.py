@@ -32,10 +32,12 @@ class LlamaServer:
         self.port = free_port()
         kv_type, slots = KV_TYPES[job.dtype], job.max_num_seqs
         binary = os.environ[LLAMA_SERVER]
-        # Each slot has its own part of the KV cache, so all have room for the longest request.
+        # Each slot has its own part of the KV cache, so all have room for the longest request (and
+        # one token more, which the server keeps free), in the pieces of 256 that the server makes.
+        num_kv_slots = slots * -(-(job.max_model_len + 1) // 256) * 256
         command = [
             binary, "--model", job.model, "--host", HOST, "--port", str(self.port),
-            "--parallel", str(slots), "--ctx-size", str(slots * job.max_model_len),
+            "--parallel", str(slots), "--ctx-size", str(num_kv_slots),
             "--threads", str(job.threads), "--threads-batch", str(job.threads),
             "--cache-type-k", kv_type, "--cache-type-v", kv_type, "--cache-ram", "0",
             "--no-context-shift", "--metrics", "--slot-save-path", os.getcwd(), "--no-webui",
@@ -45,7 +47,7 @@ class LlamaServer:
         self.wait_until_ready()
         self.facts = {
             "versions": {"llama.cpp": version(binary)},
-            "kv_slots": slots * job.max_model_len,
+            "kv_slots": num_kv_slots,
         }
 
     def run(self, requests: list[dict[str, Any]]) -> Answer:
@@ -157,7 +159,7 @@ def free_port() -> int:
 
 def version(binary: str) -> str:
     """What `llama-server --version` says of itself."""
-    done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=600)
     found = re.search(r"version: *(.*)", done.stderr + done.stdout)
     return found.group(1).strip() if found else "unknown"
 
