@@ -42,17 +42,15 @@ def sample(
 ) -> list[SampledToken]:
     """Choose a token for each row of logits [n, V] float32.
 
-    Greedy rows (temperature 0, or top_k 1) take the largest logit, of equal ones the lowest id,
-    whatever their neighbours do. draws[i] in [0, 1) decides random row i; suppressed[i] are token
-    ids that row i may not take (stop tokens before min_tokens). A row without a finite largest
-    logit gets an error of its own. Raises ValueError for a random row without a draw.
+    Greedy rows take the largest logit, of equal ones the lowest id, whatever their neighbours do.
+    draws[i] in [0, 1) decides random row i; suppressed[i] are token ids that row i may not take
+    (stop tokens before min_tokens). A row without a finite largest logit gets an error of its own.
+    Raises ValueError for a random row without a draw.
     """
     allowed = _suppress(logits, suppressed)  # [n, V]
     best, tokens = allowed.max(-1)  # [n], [n]; a NaN counts as largest
     is_sound = best.isfinite().tolist()
-    random_rows = [
-        i for i, p in enumerate(params) if p.temperature > 0 and p.top_k != 1 and is_sound[i]
-    ]
+    random_rows = [i for i, p in enumerate(params) if is_sound[i] and not p.is_greedy]
     if random_rows:
         if missing := [i for i in random_rows if draws[i] is None]:
             raise ValueError(f"rows {missing} are sampled at random but have no draw")

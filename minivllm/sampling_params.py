@@ -76,7 +76,8 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0
+        """Whether the likeliest token is taken without a draw: at temperature 0, or top_k 1."""
+        return self.temperature == 0 or self.top_k == 1
 
 
 def is_int(value: object) -> bool:

@@ -76,5 +76,6 @@ def test_lists_are_made_and_copied():
     assert dataclasses.replace(params, n=2).stop == ["end"]
 
 
-def test_greedy_is_temperature_zero():
-    assert SamplingParams(temperature=0).is_greedy and not SamplingParams().is_greedy
+def test_greedy_is_temperature_zero_or_a_choice_of_one():
+    assert SamplingParams(temperature=0).is_greedy and SamplingParams(top_k=1).is_greedy
+    assert not SamplingParams().is_greedy and not SamplingParams(top_k=2).is_greedy
