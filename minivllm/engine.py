@@ -47,6 +47,7 @@ class Engine:
         self.eos_token_ids = tuple(eos_token_ids)
         self.seed = seed
         self.observers: list[Callable[[Engine, SchedulerOutput], None]] = []
+        self._held: list[EngineOutput] = []  # of a step whose observers have not all returned
 
     def add_request(
         self,
@@ -80,27 +81,41 @@ class Engine:
         """Schedule, execute, update. With nothing to do, it is an empty step.
 
         If the executor breaks off (an interrupt, memory running out), the error goes on to the
-        caller, and the next step takes up where the last one ended.
+        caller, and the next step takes up where the last one ended. So does an observer's error;
+        the step has been done then, and the next one only returns its outputs.
         """
+        if not self._held:
+            self._run_step()
+        results, self._held = self._held, []
+        return results
+
+    def _run_step(self) -> None:
         scheduler_output = self.scheduler.schedule()
         try:
             model_output = self.executor.execute(scheduler_output)
         except BaseException:
             self.scheduler.lose_all()
             raise
-        results = self.scheduler.update_from_output(scheduler_output, model_output)
+        self._held = self.scheduler.update_from_output(scheduler_output, model_output)
         for observer in self.observers:
             observer(self, scheduler_output)
-        return results
 
     def abort(self, request_id: str) -> list[EngineOutput]:
         """End a request wherever it is; returns the last output of each of its live samples.
 
-        That is one output unless n > 1, and none for an id that is unknown or has ended.
+        That is one output unless n > 1, and none for an id that is unknown or has ended. What an
+        observer's error has held back of the request comes with it.
         """
+        held = {o.sample_index: o for o in self._held if o.request_id == request_id}
+        self._held = [o for o in self._held if o.request_id != request_id]
         group = self.scheduler.requests.get(request_id)
-        samples = list(group.samples) if group else []
-        return [self.scheduler.finish(request, "abort") for request in samples]
+        aborted = []
+        for request in list(group.samples) if group else []:
+            last = self.scheduler.finish(request, "abort")
+            if before := held.pop(request.sample_index, None):
+                last.new_token_ids, last.logprobs = before.new_token_ids, before.logprobs
+            aborted.append(last)
+        return [*held.values(), *aborted]
 
     def stop(self, request_id: str, sample_index: int, stop_reason: str) -> EngineOutput:
         """End one live sample whose text has met a stop string. Raises KeyError when none lives."""
@@ -111,4 +126,4 @@ class Engine:
 
     @property
     def has_unfinished_requests(self) -> bool:
-        return bool(self.scheduler.requests)
+        return bool(self.scheduler.requests or self._held)

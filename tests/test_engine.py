@@ -128,6 +128,52 @@ def test_observers_see_each_step_after_its_update():
     assert drain_steps[1][0].finish_reason == "length"
 
 
+def test_an_observer_that_raises_costs_no_token():
+    """A broken picture, or Ctrl-C while it was drawn: the step had been done, its tokens stood in
+    the requests, and nobody ever got them. The error goes on to the caller at once; the next step
+    gives what the last one brought, also when that was the end of all requests."""
+    for broken in range(1, 7):
+        engine = engine_of(4, 8)
+        for name, first in [("a", 1), ("b", 40)]:
+            engine.add_request(name, prompt(5, first), greedy(4, n=1 + (name == "b")))
+
+        def observe(engine, output, broken=broken):
+            if output.step == broken:
+                raise ZeroDivisionError
+
+        engine.observers.append(observe)
+        results, num_errors = [], 0
+        while engine.has_unfinished_requests:
+            try:
+                results += engine.step()
+            except ZeroDivisionError:
+                num_errors += 1
+        assert num_errors == (broken <= 4) and is_empty(engine)
+        tokens = drain(engine, results)
+        assert tokens["a"] == solo(prompt(5), greedy(4))
+        assert tokens["b"] == tokens["b.1"] == solo(prompt(5, 40), greedy(4))
+        assert [r.request_id for r in results if r.request_ended] == ["a", "b"]
+
+
+def test_an_abort_after_an_observer_raised_brings_what_was_held_back():
+    """The last token and the abort come as one output, so nothing of a request follows its end."""
+    engine = engine_of(4, 8)
+    engine.observers.append(lambda engine, output: 1 // (2 - output.step))
+    engine.add_request("a", prompt(5), greedy(4))
+    engine.add_request("b", prompt(5, 40), greedy(4, n=2))
+    engine.add_request("c", prompt(5, 80), greedy(2))
+    first = engine.step()
+    with pytest.raises(ZeroDivisionError):
+        engine.step()
+    (last,) = engine.abort("a")
+    assert (last.finish_reason, last.request_ended) == ("abort", True)
+    assert first[0].new_token_ids + last.new_token_ids == solo(prompt(5), greedy(4))[:2]
+    assert [(o.finish_reason, o.request_ended) for o in engine.abort("c")] == [("length", True)]
+    ends = [(o.finish_reason, len(o.new_token_ids), o.request_ended) for o in engine.abort("b")]
+    assert ends == [("abort", 1, False), ("abort", 1, True)]
+    assert engine.step() == [] and is_empty(engine) and not engine.has_unfinished_requests
+
+
 def test_events_between_steps_belong_to_the_next_one():
     engine = engine_of(4, 8)
     outputs = []
@@ -136,9 +182,7 @@ def test_events_between_steps_belong_to_the_next_one():
     engine.step()
     engine.abort("r")
     engine.step()
-    assert [str(event) for event in outputs[1].events] == [
-        "r ends (abort): 1 token, 2 blocks back"
-    ]
+    assert [str(event) for event in outputs[1].events] == ["r ends (abort): 1 token, 2 blocks back"]
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])

@@ -142,6 +142,28 @@ def test_a_step_that_breaks_off_changes_no_tokens(mode: str, before: bool):
     assert kinds == ({"copy", "swap_out", "swap_in"} if mode == "swap" else {"copy"})
 
 
+@pytest.mark.parametrize("when", [1, 2, 3, 4, 5, 6])
+def test_an_observer_that_raises_in_generate_leaves_an_engine_that_works(llm: LLM, when: int):
+    """The prompts of that call are gone, one with a stop string in just that step too; a request of
+    somebody else misses no token."""
+    text = tiny_llm().generate("abc", greedy(9), use_tqdm=False)[0].outputs[0].text
+    stopping = greedy(9, stop=[text[1:3]])
+    other = llm.add_request("neighbour", greedy(12))
+
+    def observe(engine: object, output: SchedulerOutput) -> None:
+        if output.step == when:
+            raise KeyboardInterrupt
+
+    llm.engine.observers.append(observe)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["abc", "abc", "d" * 30], [stopping, greedy(2), greedy(9)], use_tqdm=False)
+    assert set(llm.engine.scheduler.requests) <= {other.request_id}
+    assert set(llm._processor.states) == {other.request_id}
+    while llm.has_unfinished_requests:
+        llm.step()
+    assert [other.outputs[0].token_ids] == alone("neighbour", greedy(12))
+
+
 def test_an_interrupt_in_a_beam_search(llm: LLM):
     """All beams are gone, and the next search finds what it would have found."""
     from minivllm.beam_search import BeamSearchParams
