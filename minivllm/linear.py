@@ -1,46 +1,72 @@
-"""One weight matrix: `F.linear` is the definition, oneDNN's packed layout the fast path on a CPU.
+"""One weight matrix in the layout that is fastest here: `F.linear` is the definition of them all.
 
-oneDNN lays a weight out once in the order its kernels read it. In float32 that has a second use:
-a row's result does not depend, to the last bit, on how many other rows are computed with it (seen
-on the CPUs we tried, not promised by oneDNN), while `F.linear` picks other kernels for few rows.
-The operators are those of torch's own compiler. They carry no promise either, so each packed weight
-is compared with the definition before it is used.
+A layout keeps the weight once, in the order in which its kernel reads it:
+- `Plain`: [out, in], for `F.linear`: on a GPU, and wherever nothing else works;
+- `OneDnn`: packed by oneDNN, on a CPU in float32 and bfloat16;
+- `Panels`: for cpp/linear.cpp, on a CPU in float32.
+In float32 the two fast ones have a second use: a row's result does not depend, to the last bit, on
+how many other rows are computed with it, while `F.linear` picks other kernels for few rows. Panels
+do so by construction; of oneDNN it was seen on the CPUs we tried, and is not promised.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Rows of x to lay a weight out for. Made for few rows it is slow at all sizes, for many at none.
+from minivllm import cpp_build
+
+Linear = Callable[[Tensor], Tensor]  # x [T, in] -> [T, out]
+
+# oneDNN: rows of x to lay a weight out for. Made for few it is slow at all sizes, for many at none.
 PACKED_FOR_ROWS = 512
 # Largest error accepted, as a part of the largest value; only these dtypes are packed.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+PANEL = 32  # outputs that cpp/linear.cpp keeps together
 
 
-class Linear:
-    """y = x @ weight.T + bias, with weight [out, in] and bias [out] or None."""
+def make_linear(weight: Tensor, bias: Tensor | None = None, kernels: str = "torch") -> Linear:
+    """y = x @ weight.T + bias, with weight [out, in] and bias [out] or None.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.bias = bias
-        self._packed = pack(weight)  # opaque layout, or None
-        self._weight = weight if self._packed is None else None  # [out, in]: one of the two is kept
+    kernels: "cpp" where the C++ kernels may be used (device.py decides), else "torch".
+    """
+    if kernels == "cpp" and weight.dtype == torch.float32:
+        return Panels(weight, bias)
+    packed = pack(weight)
+    return Plain(weight, bias) if packed is None else OneDnn(packed, bias)
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether the oneDNN layout is in use."""
-        return self._packed is not None
+
+class Plain:
+    """The definition."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out]."""
-        if self._packed is None:
-            return F.linear(x, self._weight, self.bias)  # [T, out]
+        return F.linear(x, self.weight, self.bias)  # [T, out]
+
+
+class OneDnn:
+    """A weight laid out by `pack`."""
+
+    def __init__(self, packed: Tensor, bias: Tensor | None) -> None:
+        self.packed, self.bias = packed, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, out]."""
         if len(x) == 1:  # one row alone takes another kernel, whose last bits differ
-            return packed_linear(x.repeat(2, 1), self._packed, self.bias)[:1]  # [1, out]
-        return packed_linear(x, self._packed, self.bias)  # [T, out]
+            return packed_linear(x.repeat(2, 1), self.packed, self.bias)[:1]  # [1, out]
+        return packed_linear(x, self.packed, self.bias)  # [T, out]
 
 
 def pack(weight: Tensor) -> Tensor | None:
-    """Lay out weight [out, in] for `packed_linear`; None where that fails or gives wrong values."""
+    """Lay out weight [out, in] for `packed_linear`; None where that fails or gives wrong values.
+
+    The operators are those of torch's own compiler. They carry no promise, so each packed weight is
+    compared with the definition before it is used.
+    """
     if weight.device.type != "cpu" or weight.dtype not in TOLERANCE:
         return None
     generator = torch.Generator().manual_seed(0)
@@ -57,3 +83,31 @@ def pack(weight: Tensor) -> Tensor | None:
 def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     """x [T, in] times a weight laid out by `pack` -> [T, out]."""
     return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+class Panels:
+    """A float32 weight in panels of 32 outputs; the last one is filled up with zeros."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.num_out = len(weight)
+        missing = -self.num_out % PANEL
+        weight = F.pad(weight, (0, 0, 0, missing)).contiguous()  # [out to 32s, in]
+        self.bias = None if bias is None else F.pad(bias, (0, missing))  # [out to 32s]
+        self.panels = torch.empty_like(weight)  # as long as [out to 32s, in], in another order
+        pack_weight = cpp_build.kernel("pack_weight")
+        pack_weight(weight.data_ptr(), self.panels.data_ptr(), *weight.shape)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, out]."""
+        x = x.contiguous()  # [T, in]
+        if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != self.panels.shape[1]:
+            raise ValueError(
+                f"a float32 weight of {self.panels.shape[1]} inputs got x of {x.dtype}, "
+                f"shape {list(x.shape)}"
+            )
+        out = x.new_empty(len(x), len(self.panels))  # [T, out to 32s]
+        bias = None if self.bias is None else self.bias.data_ptr()
+        multiply = cpp_build.kernel("linear")
+        shape = (len(x), *self.panels.shape)
+        multiply(x.data_ptr(), self.panels.data_ptr(), bias, out.data_ptr(), *shape)
+        return out[:, : self.num_out]  # [T, out]

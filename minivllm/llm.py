@@ -44,7 +44,7 @@ class LLM:
     kv_cache_memory bytes pay for; num_host_blocks more in host memory serve preemption_mode="swap".
     max_model_len: tokens of one request, at most the model's context. enable_prefix_caching is on,
     as in vLLM: hashing costs a few microseconds a block, next to milliseconds for computing it.
-    attention_backend: "torch", "triton", or "auto" (Triton on a GPU). The other options are
+    attention_backend: "torch", "cpp", "triton", or "auto" (device.py). The other options are
     SchedulerConfig's. Raises ValueError for whatever cannot work.
     """
 

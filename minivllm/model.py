@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minivllm.linear import Linear
+from minivllm import cpp_ops, ops
+from minivllm.device import choose_kernels
+from minivllm.linear import make_linear
 
 # attend(layer, q [T, H, D], k [T, KH, D], v [T, KH, D]) -> [T, H, D]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -67,7 +69,7 @@ class ModelConfig:
 class Layer:
     """The weights of one decoder layer, fused so that each is read once: q, k, v; gate, up."""
 
-    def __init__(self, take: "Weights", i: int, config: ModelConfig) -> None:
+    def __init__(self, take: "Weights", i: int, config: ModelConfig, kernels: str) -> None:
         hidden, inner, D = config.hidden_size, config.intermediate_size, config.head_dim
         heads = {"q": config.num_heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
         name = f"model.layers.{i}."
@@ -83,18 +85,21 @@ class Layer:
         gate, up = (take(f"{name}mlp.{p}_proj.weight", inner, hidden) for p in ("gate", "up"))
 
         self.attention_norm = take(f"{name}input_layernorm.weight", hidden)
-        self.qkv = Linear(torch.cat(qkv), bias)  # E -> (H + 2 KH) * D
-        self.o = Linear(take(f"{name}self_attn.o_proj.weight", hidden, heads["q"] * D))
+        self.qkv = make_linear(torch.cat(qkv), bias, kernels)  # E -> (H + 2 KH) * D
+        o = take(f"{name}self_attn.o_proj.weight", hidden, heads["q"] * D)
+        self.o = make_linear(o, None, kernels)  # H * D -> E
         self.mlp_norm = take(f"{name}post_attention_layernorm.weight", hidden)
-        self.gate_up = Linear(torch.cat([gate, up]))  # E -> 2 I
-        self.down = Linear(take(f"{name}mlp.down_proj.weight", hidden, inner))
+        self.gate_up = make_linear(torch.cat([gate, up]), None, kernels)  # E -> 2 I
+        down = take(f"{name}mlp.down_proj.weight", hidden, inner)
+        self.down = make_linear(down, None, kernels)  # I -> E
 
 
 class LlamaModel:
     """Token ids -> hidden states -> logits.
 
-    `weights` maps Hugging Face's names to tensors. Raises ValueError, with its name, for one that
-    is missing or has another shape than `config` says.
+    `weights` maps Hugging Face's names to tensors. kernels: "torch", "cpp" (cpp_ops.py), or "auto"
+    (C++ where it runs). Raises ValueError, with its name, for a weight that is missing or has
+    another shape than `config` says, and where "cpp" cannot run.
     """
 
     def __init__(
@@ -103,43 +108,45 @@ class LlamaModel:
         weights: dict[str, Tensor],
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        kernels: str = "auto",
     ) -> None:
         take = Weights(weights, dtype, device)
         vocab, hidden = config.vocab_size, config.hidden_size
         self.config, self.dtype, self.device = config, dtype, torch.device(device)
+        self.kernels = choose_kernels(kernels, config, dtype, self.device)
+        self.ops = cpp_ops if self.kernels == "cpp" else ops
         self.embedding = take("model.embed_tokens.weight", vocab, hidden)  # [V, E]
-        self.layers = [Layer(take, i, config) for i in range(config.num_layers)]
+        self.layers = [Layer(take, i, config, self.kernels) for i in range(config.num_layers)]
         self.norm = take("model.norm.weight", hidden)  # [E]
         tied = config.tie_word_embeddings
-        self.head = Linear(self.embedding if tied else take("lm_head.weight", vocab, hidden))
+        head = self.embedding if tied else take("lm_head.weight", vocab, hidden)  # [V, E]
+        self.head = make_linear(head, None, self.kernels)  # E -> V
         self.rope_table = rope_table(config).to(dtype).to(device)  # [2, positions, 1, D]
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """token_ids [T] and positions [T], int64 -> hidden states [T, E], ready for the head."""
         num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
+        ops, eps = self.ops, self.config.rms_norm_eps
         cos, sin = self.rope_table[:, positions]  # each [T, 1, D]
         x = F.embedding(token_ids, self.embedding)  # [T, E]
         for i, layer in enumerate(self.layers):
-            qkv = layer.qkv(self._rms_norm(x, layer.attention_norm))  # [T, (H + 2 KH) * D]
+            qkv = layer.qkv(ops.rms_norm(x, layer.attention_norm, eps))  # [T, (H + 2 KH) * D]
             qkv = qkv.unflatten(1, (-1, self.config.head_dim))  # [T, H + 2 KH, D]
             # qk [T, H + KH, D], v [T, KH, D]
             qk, v = qkv.split([num_heads + num_kv_heads, num_kv_heads], dim=1)
             if layer.qk_norm is not None:
-                qk = self._rms_norm(qk) * layer.qk_norm  # [T, H + KH, D]
+                qk = ops.rms_norm(qk, None, eps) * layer.qk_norm  # [T, H + KH, D]
             # q [T, H, D], k [T, KH, D]
-            q, k = apply_rope(qk, cos, sin).split([num_heads, num_kv_heads], dim=1)
+            q, k = ops.apply_rope(qk, cos, sin).split([num_heads, num_kv_heads], dim=1)
             x += layer.o(attend(i, q, k, v).flatten(1))  # [T, E]
 
-            gate, up = layer.gate_up(self._rms_norm(x, layer.mlp_norm)).chunk(2, dim=1)  # [T, I]
-            x += layer.down(F.silu(gate).mul_(up))  # [T, E]
-        return self._rms_norm(x, self.norm)  # [T, E]
+            gate_up = layer.gate_up(ops.rms_norm(x, layer.mlp_norm, eps))  # [T, 2 I]
+            x += layer.down(ops.silu_and_mul(gate_up))  # [T, E]
+        return ops.rms_norm(x, self.norm, eps)  # [T, E]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [n, E] -> logits [n, V] in float32: call it only for rows that are sampled."""
         return self.head(hidden).float()  # [n, V]
-
-    def _rms_norm(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)  # like x
 
 
 class Weights:
@@ -156,14 +163,6 @@ class Weights:
         if found != shape:
             raise ValueError(f"weight {name}: expected shape {shape}, found {found or 'no tensor'}")
         return tensor.to(self.device, self.dtype)  # [*shape]
-
-
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs (i, i + D / 2) of x [T, heads, D] by the angles behind cos and sin [T, 1, D].
-
-    sin is negative in its first half: out = x * cos + (x with its halves swapped) * sin.
-    """
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)  # [T, heads, D]
 
 
 def rope_table(config: ModelConfig) -> Tensor:

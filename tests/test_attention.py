@@ -5,6 +5,7 @@ Slots that hold no token are NaN throughout, so reading one shows, even with wei
 
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,19 +63,21 @@ class Batch:
             self.block_size,
         )
 
-    def paged(self, rows: list[int] | None = None) -> torch.Tensor:
+    def paged(
+        self, rows: list[int] | None = None, attend: Callable[..., torch.Tensor] = paged_attention
+    ) -> torch.Tensor:
         q = torch.cat(self.q if rows is None else [self.q[r] for r in rows])
         key, value = self.cache.key[1], self.cache.value[1]
-        return paged_attention(q, key, value, self.metadata(rows), self.scale)
+        return attend(q, key, value, self.metadata(rows), self.scale)
 
     def dense(self) -> list[torch.Tensor]:
         """The oracle for each request, which never sees the blocks."""
         triples = zip(self.q, self.k, self.v, strict=True)
         return [dense_attention(q, k, v, self.scale) for q, k, v in triples]
 
-    def check(self) -> None:
-        tolerance = TOLERANCE[self.q[0].dtype]
-        torch.testing.assert_close(self.paged(), torch.cat(self.dense()), rtol=0, atol=tolerance)
+    def check(self, attend: Callable[..., torch.Tensor] = paged_attention) -> None:
+        out, tolerance = self.paged(attend=attend), TOLERANCE[self.q[0].dtype]
+        torch.testing.assert_close(out, torch.cat(self.dense()), rtol=0, atol=tolerance)
 
 
 def ragged_mix(block_size: int) -> list[tuple[int, int]]:

@@ -1,11 +1,14 @@
-"""The packed weight against `F.linear`, which is its definition."""
+"""Each layout of a weight against `F.linear`, which is the definition of them all."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from minivllm import linear
-from minivllm.linear import Linear
+from minivllm import cpp_build, linear
+from minivllm.linear import OneDnn, Panels, Plain, make_linear
+
+needs_cpp = pytest.mark.skipif(cpp_build.why_not() is not None, reason="no C++ kernels here")
+KERNELS = ["torch", pytest.param("cpp", marks=needs_cpp)]
 
 # out, in: SmolLM2-135M's five matrices (the head cut short), then sizes that fill no register.
 SHAPES = [(960, 576), (576, 576), (3072, 576), (576, 1536), (4096, 576), (1, 1), (7, 3), (50, 33)]
@@ -17,12 +20,17 @@ def make(out: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.T
     return (torch.randn(out, size) / size**0.5).to(dtype), torch.randn(out).to(dtype)
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_equals_f_linear(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_equals_f_linear(shape: tuple[int, int], dtype: torch.dtype, kernels: str) -> None:
+    """Rows up to 12 are one tile of the C++ kernel, up to 96 one chunk."""
     weight, bias = make(*shape, dtype)
-    layers = [(Linear(weight), None), (Linear(weight, bias), bias)]
-    for rows in (1, 2, 3, 16, 65):
+    layers = [
+        (make_linear(weight, None, kernels), None),
+        (make_linear(weight, bias, kernels), bias),
+    ]
+    for rows in (1, 2, 3, 12, 13, 16, 65, 97, 200):
         x = torch.randn(rows, shape[1]).to(dtype)
         for layer, b in layers:
             y = layer(x)
@@ -31,19 +39,29 @@ def test_equals_f_linear(shape: tuple[int, int], dtype: torch.dtype) -> None:
             torch.testing.assert_close(y, F.linear(x, weight, b), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("shape", SHAPES[:4])
-def test_a_row_does_not_depend_on_the_others(shape: tuple[int, int]) -> None:
+def test_a_row_does_not_depend_on_the_others(shape: tuple[int, int], kernels: str) -> None:
+    """To the last bit where the C++ kernel adds up, which holds by its construction."""
     weight, _ = make(*shape, torch.float32)
-    layer, x = Linear(weight), torch.randn(64, shape[1])
+    layer, x = make_linear(weight, None, kernels), torch.randn(200, shape[1])
     together = layer(x)
-    for rows in (1, 2, 5, 16):
-        torch.testing.assert_close(layer(x[:rows]), together[:rows], rtol=0, atol=1e-5)
+    for rows in (1, 2, 5, 13, 16, 97):
+        tolerance = 0 if kernels == "cpp" else 1e-5
+        torch.testing.assert_close(layer(x[:rows]), together[:rows], rtol=0, atol=tolerance)
 
 
-def test_only_one_layout_is_kept() -> None:
-    weight, _ = make(8, 6, torch.float32)
-    layer = Linear(weight)
-    assert layer.is_packed == (layer._weight is None)
+@needs_cpp
+def test_panels_take_a_strided_input_and_refuse_another_size() -> None:
+    """A C function believes the sizes it is told: what does not fit must not get there."""
+    weight, bias = make(40, 24, torch.float32)
+    layer, x = make_linear(weight, bias, "cpp"), torch.randn(5, 48)
+    assert isinstance(layer, Panels)
+    torch.testing.assert_close(layer(x[:, ::2]), F.linear(x[:, ::2], weight, bias))
+    assert layer(x[:0, ::2]).shape == (0, 40)
+    for wrong in (x, x[0, :24], x[:, ::2].double()):
+        with pytest.raises(ValueError, match="weight of 24 inputs got x of"):
+            layer(wrong)
 
 
 def test_a_packed_product_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +71,8 @@ def test_a_packed_product_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPa
         return F.linear(x, weight, bias) * 1.001
 
     monkeypatch.setattr(linear, "packed_linear", wrong)
-    layer, x = Linear(weight, bias), torch.randn(3, 6)
-    assert not layer.is_packed
+    layer, x = make_linear(weight, bias), torch.randn(3, 6)
+    assert isinstance(layer, Plain)
     assert torch.equal(layer(x), F.linear(x, weight, bias))
 
 
@@ -67,10 +85,12 @@ def test_operators_that_are_missing_are_not_used(
 
     weight, bias = make(8, 6, torch.float32)
     monkeypatch.setattr(linear, "packed_linear", missing)
-    layer, x = Linear(weight, bias), torch.randn(3, 6)
-    assert not layer.is_packed
+    layer, x = make_linear(weight, bias), torch.randn(3, 6)
+    assert isinstance(layer, Plain)
     assert torch.equal(layer(x), F.linear(x, weight, bias))
 
 
 def test_other_dtypes_take_the_definition() -> None:
-    assert not Linear(make(8, 6, torch.float64)[0]).is_packed
+    for kernels in ("torch", "cpp"):
+        assert isinstance(make_linear(make(8, 6, torch.float64)[0], None, kernels), Plain)
+    assert isinstance(make_linear(make(8, 6, torch.bfloat16)[0], None, "cpp"), OneDnn | Plain)

@@ -7,7 +7,8 @@ import torch
 
 from minivllm.attention import AttentionMetadata, dense_attention, paged_attention
 from minivllm.kv_cache import KVCache
-from minivllm.model import LlamaModel, ModelConfig, apply_rope, rope_frequencies, rope_table
+from minivllm.model import LlamaModel, ModelConfig, rope_frequencies, rope_table
+from minivllm.ops import apply_rope
 
 TINY = {
     "vocab_size": 97,

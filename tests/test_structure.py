@@ -19,6 +19,7 @@ PACKAGE = Path(minivllm.__file__).parent
 # Modules that may load torch. Every other one in the package's own folder must do without.
 TENSOR_HALF = {"attention", "kv_cache", "linear", "model", "sampler", "weights"}
 TENSOR_HALF |= {"weights_folder", "weights_gguf", "device", "kv_budget"}
+TENSOR_HALF |= {"ops", "cpp_ops", "cpp_build"}
 MAY_USE_TRITON = {"triton_attention", "triton_ladder"}
 MAY_USE_TORCH = TENSOR_HALF | MAY_USE_TRITON | {"executor", "llm", "__main__"}
 # What must exist and load no torch: the half that decides, its fake twin, the engine between.

@@ -69,5 +69,7 @@ def _run(
     with ExitStack() as stack:
         for name, part in replaced.items():
             stack.enter_context(patch(f"minivllm.executor.{name}", part))
-        executor = ModelExecutor(tiny_model(), config.num_blocks, config.block_size)
+        executor = ModelExecutor(
+            tiny_model(), config.num_blocks, config.block_size, attention_backend="torch"
+        )
         return trial(work, config, executor=executor, **parts)
