@@ -1,7 +1,7 @@
 """Our engines in the benchmark, each set up for one workload, with the same KV memory.
 
 A contestant is a function that runs the workload once, from an empty engine, and returns a Run. All
-use the same weights. The third contestant, Hugging Face's, is in hf_generate.py.
+use the same weights. Hugging Face's `generate` is in hf_generate.py, other engines are in peers/.
 """
 
 from __future__ import annotations
