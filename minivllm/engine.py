@@ -47,7 +47,7 @@ class Engine:
         self.eos_token_ids = tuple(eos_token_ids)
         self.seed = seed
         self.observers: list[Callable[[Engine, SchedulerOutput], None]] = []
-        self._held: list[EngineOutput] = []  # of a step whose observers have not all returned
+        self._held: list[EngineOutput] = []  # outputs of a step with an observer that raised
 
     def add_request(
         self,
@@ -84,21 +84,23 @@ class Engine:
         caller, and the next step takes up where the last one ended. So does an observer's error;
         the step has been done then, and the next one only returns its outputs.
         """
-        if not self._held:
-            self._run_step()
-        results, self._held = self._held, []
-        return results
-
-    def _run_step(self) -> None:
+        if self._held:
+            results, self._held = self._held, []
+            return results
         scheduler_output = self.scheduler.schedule()
         try:
             model_output = self.executor.execute(scheduler_output)
         except BaseException:
             self.scheduler.lose_all()
             raise
-        self._held = self.scheduler.update_from_output(scheduler_output, model_output)
-        for observer in self.observers:
-            observer(self, scheduler_output)
+        results = self.scheduler.update_from_output(scheduler_output, model_output)
+        try:
+            for observer in self.observers:
+                observer(self, scheduler_output)
+        except BaseException:
+            self._held = results
+            raise
+        return results
 
     def abort(self, request_id: str) -> list[EngineOutput]:
         """End a request wherever it is; returns the last output of each of its live samples.

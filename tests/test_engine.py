@@ -119,12 +119,12 @@ def test_observers_see_each_step_after_its_update():
 
     def observe(engine, output):
         kinds = [event.kind for event in output.events]
-        seen.append((output.step, kinds, num_free(engine)))
+        seen.append((output.step, kinds, num_free(engine), engine.has_unfinished_requests))
 
     engine.observers.append(observe)
     engine.add_request("r", prompt(5), greedy(2))
     drain_steps = [engine.step(), engine.step()]
-    assert seen == [(1, ["add", "admit"], 6), (2, ["finish"], 8)]
+    assert seen == [(1, ["add", "admit"], 6, True), (2, ["finish"], 8, False)]
     assert drain_steps[1][0].finish_reason == "length"
 
 
