@@ -112,6 +112,7 @@ class Scheduler:
         """Slots for a running request's tokens; False when it is the one that was preempted."""
         while self.kv.allocate_slots(request, num_new) is None:
             why = f"so that {request.name} gets a block"
+            why = "for want of a block" if request is self.running[-1] else why
             if self._preempt_request(self.running[-1], why) is request:
                 return False
         return True

@@ -331,7 +331,7 @@ class Game:
         preempted = [r for r in scheduler.waiting if r.status is RequestStatus.PREEMPTED]
         if preempted:
             assert "admit" not in kinds, "a new request has overtaken a preempted one"
-        gone = {event.name for event in output.events if "gets a block" in event.reason}
+        gone = {event.name for event in output.events if " a block:" in event.reason}
         for request in preempted:
             if request.name in gone and scheduler.running:
                 last = scheduler.running[-1]

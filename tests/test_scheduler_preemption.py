@@ -52,7 +52,7 @@ def test_the_youngest_may_have_to_leave_itself():
     step(engine)
     output, _ = step(engine)
     assert scheduled(output) == {"a": 1} and tables(engine) == {"a": [0, 1, 2]}
-    assert sentences(output) == ["b is preempted so that b gets a block: 4 tokens to compute again"]
+    assert sentences(output) == ["b is preempted for want of a block: 4 tokens to compute again"]
 
 
 def test_swap_moves_the_kv_away_and_back():
