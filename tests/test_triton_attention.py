@@ -407,7 +407,7 @@ def test_llm_hands_the_backend_on():
     llm = LLM("tiny", num_blocks=16, block_size=4, attention_backend="triton")
     params = SamplingParams(temperature=0, max_tokens=2)
     tokens = llm.generate("Hi", params, use_tqdm=False)[0].outputs[0].token_ids
-    plain = LLM("tiny", num_blocks=16, block_size=4)
+    plain = LLM("tiny", num_blocks=16, block_size=4, attention_backend="torch")
     assert (llm.engine.executor.attention_backend, plain.engine.executor.attention_backend) == (
         "triton", "torch",
     )  # fmt: skip
