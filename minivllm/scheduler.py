@@ -103,19 +103,18 @@ class Scheduler:
             num_new = len(request.token_ids) - request.num_computed_tokens
             if num_new > 1:
                 num_new = self._cut_chunk(request, num_new, min(max_chunk, budget))
-            if num_new and self._make_room(request, num_new):
+            while num_new and self.kv.allocate_slots(request, num_new) is None:
+                if self._preempt_last(request) is request:
+                    num_new = 0
+            if num_new:
                 output.add(request, num_new)
                 budget -= num_new
         return budget if self.stats.num_preemptions == num_preemptions else None
 
-    def _make_room(self, request: Request, num_new: int) -> bool:
-        """Slots for a running request's tokens; False when it is the one that was preempted."""
-        while self.kv.allocate_slots(request, num_new) is None:
-            why = f"so that {request.name} gets a block"
-            why = "for want of a block" if request is self.running[-1] else why
-            if self._preempt_request(self.running[-1], why) is request:
-                return False
-        return True
+    def _preempt_last(self, request: Request) -> Request:
+        """Preempt the last of those who run, since `request` lacks a block; it may be the last."""
+        last, why = self.running[-1], f"so that {request.name} gets a block"
+        return self._preempt_request(last, "for want of a block" if last is request else why)
 
     def schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
         """Let waiting requests enter, in their order, until one does not fit."""
