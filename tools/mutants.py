@@ -78,6 +78,7 @@ FAULTS = [
     Fault("resume with the prompt's length", "scheduler", "num_lacking = request.num_tokens - (num_cached", "num_lacking = request.num_prompt_tokens - (num_cached"),
     Fault("recompute from where it was", "kv_cache_manager", "        request.num_computed_tokens = 0\n        return 0", "        return 0"),
     Fault("a step that broke off counts", "engine", "            self.scheduler.lose_all()\n", "            pass\n"),
+    Fault("outputs lost to an observer's error", "engine", "            self._held = results\n", "            pass\n"),
     Fault("swapped-out KV survives a step that broke off", "scheduler", "        for request in self.waiting:\n            self.kv.lose(request)\n", ""),
     Fault("a beam's repeated offer counts", "beam_search", "beam.num_computed_tokens < beam.num_tokens", "False"),
     Fault("no prefix search, no hit", "scheduler", "admission.no_seat(request, seats)", "admission.no_seat(request, seats - 1)"),
