@@ -83,6 +83,8 @@ def add_bench(commands) -> None:
     parser.add_argument("--runs", type=int, default=3, help="counted runs of each engine")
     parser.add_argument("--seed", type=int, default=0, help="of the workload")
     parser.add_argument("--prefix-caching", action="store_true", help="where an engine has it")
+    steps = "decode steps of 1 to 64 requests against the machine's limits, instead of a workload"
+    parser.add_argument("--steps", action="store_true", help=steps)
 
 
 def add_lab(commands) -> None:
@@ -107,6 +109,11 @@ def run_demo(args: argparse.Namespace) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> None:
+    if args.steps:
+        from minivllm.lab.step_speed import bench_steps
+
+        bench_steps(args)
+        return
     from minivllm.lab.bench import bench
 
     bench(args)

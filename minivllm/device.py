@@ -14,6 +14,10 @@ from minivllm import cpp_ops
 if TYPE_CHECKING:
     from minivllm.model import ModelConfig
 
+# Large pages for large tensors, where Linux has them: weights and blocks are then read with fewer
+# misses of the page tables. torch looks at this once, when it first allocates.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -62,7 +62,7 @@ def test_each_part_of_a_step_on_paper():
 
 def test_bytes_and_flops_are_added_where_they_do_not_overlap():
     work = StepWork(2, 2, 10, 10)
-    parts = Clock(replace(ROUND, overlaps=False, kv_passes=3), SMALL).parts(work)
+    parts = Clock(replace(ROUND, overlap=0.0, kv_passes=3), SMALL).parts(work)
     assert parts["linear"] == (2 * 576 + 2 * 512) / 100 + 2 * 576 * 2 / 1000
     assert parts["attention"] == pytest.approx((3 * 10 + 2) * 16 / 100 + 4 * 2 * 4 * 10 / 1000)
 

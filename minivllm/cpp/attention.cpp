@@ -54,6 +54,12 @@ static const float* as_floats(const bf16* from, float* room) {
     return room;
 }
 
+// Ask memory for the D numbers at `from`, a line at a time, without waiting for them.
+template <int64_t D, typename T>
+static void fetch(const T* from) {
+    for (int64_t d = 0; d < D; d += 64 / sizeof(T)) __builtin_prefetch(from + d, 0, 2);
+}
+
 template <typename T, int VECS>
 static void attend(const Step<T>& s, const Tile& tile) {
     constexpr int64_t D = VECS * LANES;
@@ -81,11 +87,6 @@ static void attend(const Step<T>& s, const Tile& tile) {
     locate(s, tile, 0, last, D, here);
     for (int64_t from = 0; from <= last; from += LANES) {
         locate(s, tile, from + LANES, last, D, next);
-        for (int i = 0; i < LANES; i++)
-            for (int64_t d = 0; d < D; d += 64 / sizeof(T)) {
-                __builtin_prefetch(s.k_cache + next[i] + d);
-                __builtin_prefetch(s.v_cache + next[i] + d);
-            }
         for (int i = 0; i < LANES; i++) {
             k[i] = as_floats<VECS>(s.k_cache + here[i], room[0][i]);
             v[i] = as_floats<VECS>(s.v_cache + here[i], room[1][i]);
@@ -95,6 +96,7 @@ static void attend(const Step<T>& s, const Tile& tile) {
             if (visible <= 0) continue;
             vec products[LANES];
             for (int i = 0; i < LANES; i++) {
+                if (r == 0) fetch<D>(s.k_cache + next[i]);
                 products[i] = q[r][0] * load(k[i]);
                 for (int d = 1; d < VECS; d++) products[i] += q[r][d] * load(k[i] + d * LANES);
             }
@@ -109,8 +111,10 @@ static void attend(const Step<T>& s, const Tile& tile) {
             weight_sum[r] = weight_sum[r] * rescale + weights;
             vec sum_v[VECS];
             for (int d = 0; d < VECS; d++) sum_v[d] = acc[r][d] * rescale;
-            for (int i = 0; i < LANES; i++)
+            for (int i = 0; i < LANES; i++) {
+                if (r == tile.rows - 1) fetch<D>(s.v_cache + next[i]);
                 for (int d = 0; d < VECS; d++) sum_v[d] += weights[i] * load(v[i] + d * LANES);
+            }
             for (int d = 0; d < VECS; d++) acc[r][d] = sum_v[d];
         }
         std::copy(next, next + LANES, here);
@@ -136,7 +140,7 @@ static void paged_attention(const Step<T>& s, int64_t D) {
     static const Attend BY_SIZE[] = {nullptr,      attend<T, 1>, attend<T, 2>, attend<T, 3>, attend<T, 4>,
                                      attend<T, 5>, attend<T, 6>, attend<T, 7>, attend<T, 8>};
     const Attend attend_tile = BY_SIZE[D / LANES];
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic, s.R >= 8 ? s.KH : 1)
     for (size_t i = 0; i < tiles.size(); i++) attend_tile(s, tiles[i]);
 }
 

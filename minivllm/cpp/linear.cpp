@@ -4,8 +4,6 @@
 // a core reads one unbroken stream. A tile of up to 12 rows of x times one panel keeps its 12 x 32
 // sums in registers. A sum runs over k in order whatever else is in the batch: a row's result does
 // not depend, to the last bit, on how many rows are computed with it.
-#include <sys/mman.h>
-
 #include <algorithm>
 
 #include "vec.h"
@@ -74,13 +72,8 @@ extern "C" void linear(const float* x, const float* panels, const float* bias, f
     }
 }
 
-// weight [N, K] -> panels [N / 32][K][32], in large pages where the system has them.
+// weight [N, K] -> panels [N / 32][K][32].
 extern "C" void pack_weight(const float* weight, float* panels, int64_t N, int64_t K) {
-#ifdef MADV_HUGEPAGE
-    const uintptr_t page = 4096, from = ((uintptr_t)panels + page - 1) / page * page;
-    const uintptr_t to = (uintptr_t)(panels + N * K) / page * page;
-    if (from < to) madvise((void*)from, to - from, MADV_HUGEPAGE);
-#endif
 #pragma omp parallel for
     for (int64_t n = 0; n < N; n += PANEL)
         for (int64_t k = 0; k < K; k++)

@@ -4,8 +4,9 @@
     time of a step = the parts + operators * launch + what swapping moves over PCIe
 
 It knows no kernel and no scheduler: a bound that good kernels come near to. A figure made with it
-is *modelled*. On a CPU, where the same cores fetch and compute, bytes and FLOPs do not overlap, and
-the two are added. Legend: E hidden, I intermediate, H / KH query / KV heads, D head_dim, L layers.
+is *modelled*. On a CPU, where the same cores fetch and compute, bytes and FLOPs overlap in part:
+`overlap` says how much of the shorter of the two hides behind the longer.
+Legend: E hidden, I intermediate, H / KH query / KV heads, D head_dim, L layers.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class Device:
     """What a device can do. bandwidth, pcie: bytes a second. flops: a second, in the dtype used.
 
     launch: seconds that one operator costs whatever its size. copy_launch: the same for one copy
-    over PCIe. overlaps: whether fetching and computing happen at the same time. kv_passes: how
-    often attention moves K and V, 1 for a kernel that reads them in place, 3 for a gather (read,
-    write, read).
+    over PCIe. overlap: the share of the shorter of fetching and computing that hides behind the
+    longer, 1 on a GPU, 0 where they take turns. kv_passes: how often attention moves K and V, 1 for
+    a kernel that reads them in place, 3 for a gather (read, write, read).
     """
 
     name: str
@@ -34,7 +35,7 @@ class Device:
     launch: float
     pcie: float = 0.0
     copy_launch: float = 0.0
-    overlaps: bool = True
+    overlap: float = 1.0
     kv_passes: float = 1.0
 
 
@@ -176,7 +177,7 @@ class Clock:
 
     def _roof(self, num_bytes: float, flops: float) -> float:
         times = num_bytes / self.device.bandwidth, flops / self.device.flops
-        return max(times) if self.device.overlaps else sum(times)
+        return max(times) + (1 - self.device.overlap) * min(times)
 
     def swap_seconds(self, num_tokens: int, num_blocks: int) -> float:
         """Moving `num_tokens` tokens in `num_blocks` blocks over PCIe, one way.
@@ -210,7 +211,7 @@ def num_kv_slots(model: ModelShape, kv_bytes: float, block_size: int = 1) -> int
 A100_40GB = Device("A100-40GB", 1.555e12, 312e12, 2e-6, pcie=25e9, copy_launch=10e-6)
 H200 = Device("H200", 4.8e12, 989e12, 2e-6, pcie=50e9, copy_launch=10e-6)
 # A laptop's CPU with eight cores in float32: dual-channel DDR5, AVX2, torch's operators.
-LAPTOP = Device("laptop CPU", 60e9, 500e9, 10e-6, overlaps=False, kv_passes=3)
+LAPTOP = Device("laptop CPU", 60e9, 500e9, 10e-6, overlap=0.0, kv_passes=3)
 
 OPT_13B = ModelShape("OPT-13B", 40, 5120, 20480, 40, 40, 128, 50272, is_gated=False)
 LLAMA_3_8B = ModelShape("Llama-3-8B", 32, 4096, 14336, 32, 8, 128, 128256)

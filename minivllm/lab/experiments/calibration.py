@@ -1,9 +1,10 @@
 """The clock against the real model on this machine: modelled and measured time of a step.
 
-The clock's three constants come from probes of their own, none from a step that is compared:
+The clock's four constants come from probes of their own, none from a step that is compared:
 
     bandwidth   one row through a weight matrix that no cache holds
     peak        512 rows through the same matrix
+    overlap     24 rows through it: how much less they take than fetching and computing in turn
     launch      a step of a model with as many layers, so narrow that only the calls cost
 
 Then steps of 1 to 64 decoding requests, and prefills, are timed and compared with the clock.
@@ -26,7 +27,7 @@ from minivllm.lab.clock import Clock, Device, ModelShape, StepWork
 from minivllm.lab.experiment import MEASURED, Experiment, Finding, Options, Result, Results
 from minivllm.lab.experiments.real_model import load_model
 from minivllm.lab.jobs import Job, make_prompt
-from minivllm.linear import Linear
+from minivllm.linear import make_linear
 from minivllm.model import LlamaModel, ModelConfig
 from minivllm.sampling_params import SamplingParams
 from minivllm.scheduler import Scheduler
@@ -35,7 +36,8 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 PREFILLS = (64, 256, 512)
 CONTEXT = 128  # tokens of each request that decodes
 WANTED = 25  # percent: the largest difference accepted
-MATRIX = (4096, 8192)  # of the probes: 128 MiB in float32
+MATRIX = (65536, 576)  # of the probes: 144 MiB in float32
+SOME_ROWS = 24  # about as long to compute as to fetch
 REPEATS = 6
 
 
@@ -60,16 +62,20 @@ def fastest(work: Callable[[], object], repeats: int = REPEATS) -> float:
 
 
 @torch.inference_mode()
-def probe_matrix(dtype: torch.dtype, device: torch.device) -> tuple[float, float]:
-    """(bytes a second of one row, FLOPs a second of 512 rows) through one large linear layer."""
-    rows, columns = MATRIX
-    linear = Linear(torch.randn(rows, columns, dtype=dtype, device=device))
-    itemsize = dtype.itemsize
-    one = torch.randn(1, columns, dtype=dtype, device=device)  # [1, in]
-    many = torch.randn(512, columns, dtype=dtype, device=device)  # [512, in]
-    bandwidth = rows * columns * itemsize / fastest(lambda: linear(one))
-    flops = 2 * 512 * rows * columns / fastest(lambda: linear(many), 3)
-    return bandwidth, flops
+def probe_matrix(model: LlamaModel) -> tuple[float, float, float]:
+    """(bytes a second, FLOPs a second, overlap) of one large linear layer of the model's kind."""
+    outputs, inputs = MATRIX
+    weight = torch.randn(outputs, inputs, dtype=model.dtype, device=model.device)  # [out, in]
+    linear = make_linear(weight, None, model.kernels)
+
+    def seconds(rows: int) -> float:
+        x = torch.randn(rows, inputs, dtype=model.dtype, device=model.device)  # [rows, in]
+        return fastest(lambda: linear(x))
+
+    fetch, compute = seconds(1), seconds(512) / 512 * SOME_ROWS
+    hidden = (fetch + compute - seconds(SOME_ROWS)) / min(fetch, compute)
+    flops = 2 * outputs * inputs * SOME_ROWS / compute
+    return weight.nbytes / fetch, flops, min(max(hidden, 0.0), 1.0)
 
 
 def probe_launch(model: LlamaModel) -> float:
@@ -79,7 +85,7 @@ def probe_launch(model: LlamaModel) -> float:
         head_dim=32, vocab_size=64,
     )  # fmt: skip
     weights = random_weights(narrow, model.dtype)
-    tiny = LlamaModel(narrow, weights, model.dtype, model.device)
+    tiny = LlamaModel(narrow, weights, model.dtype, model.device, model.kernels)
     shape = shape_of(narrow, model.dtype.itemsize)
     return time_decode(tiny, 2, 16) / shape.operators / shape.num_layers
 
@@ -140,12 +146,12 @@ def time_prefill(model: LlamaModel, length: int) -> float:
 
 @lru_cache(maxsize=1)
 def calibrate(model: LlamaModel) -> Device:
-    """This machine as the clock sees it, from the three probes."""
-    bandwidth, flops = probe_matrix(model.dtype, model.device)
-    is_cpu = model.device.type == "cpu"
+    """This machine as the clock sees it, from the four probes."""
+    bandwidth, flops, overlap = probe_matrix(model)
+    reads_in_place = ModelExecutor(model, 1, 16).attention_backend != "torch"
     return Device(
         f"this {model.device.type.upper()}", bandwidth, flops, probe_launch(model),
-        overlaps=not is_cpu, kv_passes=3,
+        overlap=overlap, kv_passes=1 if reads_in_place else 3,
     )  # fmt: skip
 
 
@@ -169,6 +175,7 @@ def run(case: str, options: Options) -> Result:
         "bandwidth_GB_per_s": device.bandwidth / 1e9,
         "peak_GFLOP_per_s": device.flops / 1e9,
         "launch_us": 1e6 * device.launch,
+        "overlap": device.overlap,
     }
 
 
@@ -195,7 +202,7 @@ CALIBRATION = Experiment(
     "calibration",
     "The clock against the real model on this machine",
     f"decode steps of 1 to 64 requests at about {CONTEXT} tokens, and prefills; the fastest of "
-    f"{2 * REPEATS - 1} steps; the clock's constants from three probes, no step among them",
+    f"{2 * REPEATS - 1} steps; the clock's constants from four probes, no step among them",
     [f"decode/{size}" for size in BATCH_SIZES] + [f"prefill/{size}" for size in PREFILLS],
     run,
     read,
