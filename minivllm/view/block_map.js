@@ -838,7 +838,8 @@ const CSS = `
 .mv-speed { border: 1px solid var(--line); border-radius: 6px; background: var(--soft); height: 28px; padding: 0 4px; }
 .mv-speed option { color: var(--fg); background: var(--bg); }
 .mv-runs { display: grid; gap: 20px; grid-template-columns: minmax(0, 1fr); }
-.mv-runs-2 .mv-runs { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); }
+.mv-runs-2 .mv-runs { grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); row-gap: 0; }
+.mv-runs-2 .mv-run { display: grid; grid: subgrid / minmax(0, 1fr); grid-row: span 4; }  /* title and parts side by side */
 .mv-title { font-weight: 600; font-size: 14px; margin-bottom: 4px; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .mv-over .mv-title::after { content: " — done"; font-weight: 400; color: var(--muted); }
 .mv-counts { display: flex; flex-wrap: wrap; gap: 4px 18px; margin-bottom: 8px; font-variant-numeric: tabular-nums; }
@@ -980,6 +981,7 @@ const CSS = `
 .mv-entries { display: flex; flex-wrap: wrap; gap: 8px 18px; margin: 8px 4px; }
 .mv-entries > span { display: inline-flex; align-items: center; gap: 8px; }
 .mv-sample { width: 40px; height: 40px; flex: none; }
-@container (max-width: 760px) { .mv-runs-2 .mv-runs { grid-template-columns: minmax(0, 1fr); } }
+@container (max-width: 760px) { .mv-runs-2 .mv-runs { grid-template-columns: minmax(0, 1fr); row-gap: 20px; }
+  .mv-runs-2 .mv-run { display: block; grid-row: auto; } }
 @container (max-width: 520px) { .mv-controls { flex-wrap: wrap; } .mv-range { flex-basis: 100%; order: 9; } }
 `;
