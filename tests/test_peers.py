@@ -194,6 +194,30 @@ def test_an_interrupt_ends_a_child_at_work(start_child):
     assert_gone(peer.facts["pid"])
 
 
+def test_a_child_at_work_does_not_outlive_a_benchmark_that_is_killed(tmp_path: Path):
+    """A time limit's SIGTERM ends the benchmark without a word; llama.cpp's server went on alone,
+    its child waiting for it."""
+    code = f"""
+from pathlib import Path
+from minivllm.lab.peers.process import Peer
+from test_peers import JOB, WORKLOAD, fake_child
+load = "more['helper'] = subprocess.Popen(['sleep', '600']).pid"
+peer = Peer("fake", fake_child(load, "time.sleep(600)"), dict(), Path({str(tmp_path)!r}), JOB)
+print(peer.facts["pid"], peer.facts["helper"], flush=True)
+peer.run(WORKLOAD, print)
+"""
+    benchmark = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent
+    )
+    pids = [int(pid) for pid in benchmark.stdout.readline().split()]
+    benchmark.terminate()
+    benchmark.wait()
+    benchmark.stdout.close()
+    assert len(pids) == 2
+    for pid in pids:
+        assert_gone(pid)
+
+
 # ---- where they are ----
 
 

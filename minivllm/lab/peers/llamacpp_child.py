@@ -14,6 +14,7 @@ import socket
 import subprocess
 import time
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +23,7 @@ from minivllm.lab.peers.protocol import Answer, Job, serve
 
 KV_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 HOST = "127.0.0.1"
+JSON_HEADER = {"Content-Type": "application/json"}
 
 
 class LlamaServer:
@@ -61,16 +63,14 @@ class LlamaServer:
         start = time.perf_counter()
 
         def work() -> None:
-            connection = http.client.HTTPConnection(HOST, self.port)
             while waiting:
                 try:
                     index = waiting.popleft()
                 except IndexError:  # another thread was faster
                     break
-                for new in self.complete(connection, requests[index]):
+                for new in self.complete(requests[index]):
                     token_ids[index] += new
                     times[index] += [time.perf_counter() - start] * len(new)
-            connection.close()
 
         with ThreadPoolExecutor(self.job.max_num_seqs) as pool:
             workers = [pool.submit(work) for _ in range(self.job.max_num_seqs)]
@@ -84,8 +84,11 @@ class LlamaServer:
         )
         return Answer(seconds, steps, times, token_ids, cached)
 
-    def complete(self, connection: http.client.HTTPConnection, request: dict[str, Any]):
-        """Stream one request: yields the token ids of each event."""
+    def complete(self, request: dict[str, Any]) -> Iterator[list[int]]:
+        """Stream one request: yields the token ids of each event.
+
+        Each has a connection of its own: the server closes one that was used when it likes.
+        """
         body = {
             "prompt": request["prompt_token_ids"],
             "n_predict": request["max_tokens"],
@@ -97,9 +100,8 @@ class LlamaServer:
             "stream": True,
             "return_tokens": True,
         }
-        connection.request(
-            "POST", "/completion", json.dumps(body), {"Content-Type": "application/json"}
-        )
+        connection = http.client.HTTPConnection(HOST, self.port)
+        connection.request("POST", "/completion", json.dumps(body), JSON_HEADER)
         response = connection.getresponse()
         if response.status != 200:
             raise RuntimeError(f"llama-server answered {response.status}: {response.read()[:200]}")
@@ -113,13 +115,14 @@ class LlamaServer:
                 raise RuntimeError(f"llama-server: {event['error']}")
             if event.get("tokens"):
                 yield event["tokens"]
+        connection.close()
 
     def ask(self, method: str, path: str, body: object = None) -> bytes:
         """One request to the server; RuntimeError unless it succeeds."""
         connection = http.client.HTTPConnection(HOST, self.port)
         try:
             text = None if body is None else json.dumps(body)
-            connection.request(method, path, text, {"Content-Type": "application/json"})
+            connection.request(method, path, text, JSON_HEADER)
             response = connection.getresponse()
             answer = response.read()
         finally:

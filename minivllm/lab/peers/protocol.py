@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -68,6 +71,8 @@ def serve(load: Callable[[Job], PeerEngine]) -> None:
     """Answer the lines of standard input until it ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # a print of the engine, or of a library below it, spoils no answer
+    if os.getpgrp() == os.getpid():
+        threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     engine: PeerEngine | None = None
     try:
         for line in sys.stdin:
@@ -85,6 +90,16 @@ def serve(load: Callable[[Job], PeerEngine]) -> None:
     finally:
         if engine is not None:
             engine.close()
+
+
+def end_with_parent(parent: int) -> None:
+    """Kill this process group, which the benchmark made for us, once the benchmark is gone.
+
+    A benchmark that is killed closes nothing, and a child at work would not notice for minutes.
+    """
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def run(engine: PeerEngine, requests: list[dict[str, Any]]) -> dict[str, Any]:
