@@ -78,7 +78,7 @@ def add_bench(commands) -> None:
     text = "Measure the engines on one workload: warmed up, in turns, the median counts."
     parser = add_command(commands, "bench", text, run_bench)
     parser.add_argument("--workload", default="w1", help="w1, w2, w3, w4 or a JSON file")
-    engines = "of minivllm, static, hf, vllm, llamacpp, hf_cb"
+    engines = "of minivllm, equal_seats, static, hf, vllm, llamacpp, hf_cb"
     parser.add_argument("--engine", default="minivllm,static", help=engines)
     parser.add_argument("--runs", type=int, default=3, help="counted runs of each engine")
     parser.add_argument("--seed", type=int, default=0, help="of the workload")

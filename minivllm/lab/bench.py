@@ -28,7 +28,7 @@ from minivllm.lab.workload import Workload, built_in, load
 from minivllm.model import LlamaModel
 from minivllm.weights import load_weights, read_facts
 
-IN_PROCESS = ("minivllm", "static", "hf")
+IN_PROCESS = ("minivllm", "equal_seats", "static", "hf")
 ENGINES = (*IN_PROCESS, *PEERS)
 
 
@@ -82,6 +82,8 @@ def make_contestants(
 ) -> dict[str, Contestant]:  # fmt: skip
     """Load what each engine needs; ours and static batching share one model.
 
+    equal_seats is minivllm with as many requests at once as static batching has rows: what the
+    schedule alone brings, without the memory that paging frees.
     The peers' processes end with `stack`.
     """
     contestants: dict[str, Contestant] = {}
@@ -91,11 +93,13 @@ def make_contestants(
             raise ValueError(f"the engines {', '.join(PEERS)} run on a CPU here, not on {device}")
         started = start_peers(peers, args.model, dtype, workload, args.prefix_caching, stack)
         contestants |= {name: peer.run for name, peer in started.items()}
-    if {"minivllm", "static"} & set(engines):
+    if {"minivllm", "equal_seats", "static"} & set(engines):
         config, weights = load_weights(args.model, dtype, device)
         model = LlamaModel(config, weights, dtype, device)
         options = {"enable_prefix_caching": args.prefix_caching}
         contestants["minivllm"] = partial(run_minivllm, model, **options)
+        seats = {"max_num_seqs": workload.batch_size}
+        contestants["equal_seats"] = partial(run_minivllm, model, **options, **seats)
         contestants["static"] = partial(run_static, model)
     if "hf" in engines:
         contestants["hf"] = HuggingFace(args.model, dtype, device).run
@@ -175,7 +179,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     tokens as the first, steps, latencies in milliseconds."""
     columns = ("tok/s", "ratio", "same", "steps")
     times = ("TTFT mean", "p50", "p99", "TPOT mean", "p50", "p99")
-    print(("{:<10}{:>10}" + "{:>8}" * 3 + "{:>10}" * 6).format("engine", *columns, *times))
+    print(("{:<12}{:>10}" + "{:>8}" * 3 + "{:>10}" * 6).format("engine", *columns, *times))
     for row in rows:
         times = [
             row[kind][key] * 1000 for kind in ("ttft", "tpot") for key in ("mean", "p50", "p99")
@@ -183,7 +187,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         ratio = row["tokens_per_second"] / rows[0]["tokens_per_second"]
         same, steps = row["same_tokens_as_first"], row["steps"]
         print(
-            f"{row['engine']:<10}{row['tokens_per_second']:>10.1f}{ratio:>8.2f}"
+            f"{row['engine']:<12}{row['tokens_per_second']:>10.1f}{ratio:>8.2f}"
             + ("       -" if same is None else f"{same:>7.0%} ")
             + ("       -" if steps is None else f"{steps:>8}")
             + "".join(f"{value:>7.0f} ms" for value in times)
