@@ -66,15 +66,20 @@ def why_not() -> str | None:
 
 
 @cache
-def kernel(name: str, dtype: torch.dtype | None = None) -> Callable[..., None]:
-    """The C function of this name, for tensors of `dtype` where it comes in several.
+def kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
+    """The C function of this name for tensors of `dtype`, float32 or bfloat16.
 
     It takes `Tensor.data_ptr()` for arrays, and believes every size it is told.
     """
-    suffix = "" if dtype is None else "_" + str(dtype).removeprefix("torch.")
-    function = getattr(load(), name + suffix)
+    function = getattr(load(), f"{name}_{str(dtype).removeprefix('torch.')}")
     function.argtypes, function.restype = ARGUMENTS[name], None
     return function
+
+
+@cache
+def has_amx() -> bool:
+    """Whether cpp/linear_amx.cpp was compiled, and the system lends the matrix unit."""
+    return hasattr(load(), "amx_works") and bool(load().amx_works())
 
 
 def compile_once(compiler: str) -> Path:

@@ -3,10 +3,11 @@
 A layout keeps the weight once, in the order in which its kernel reads it:
 - `Plain`: [out, in], for `F.linear`: on a GPU, and wherever nothing else works;
 - `OneDnn`: packed by oneDNN, on a CPU in float32 and bfloat16;
-- `Panels`: for cpp/linear.cpp, on a CPU in float32.
-In float32 the two fast ones have a second use: a row's result does not depend, to the last bit, on
-how many other rows are computed with it, while `F.linear` picks other kernels for few rows. Panels
-do so by construction; of oneDNN it was seen on the CPUs we tried, and is not promised.
+- `Panels`: for cpp/linear.cpp, on a CPU in float32, and cpp/linear_amx.cpp, in bfloat16 where the
+  CPU has Intel's matrix unit.
+The fast ones have a second use: a row's result does not depend, to the last bit, on how many other
+rows are computed with it, while `F.linear` picks other kernels for few rows. Panels do so by
+construction; of oneDNN it was seen in float32 on the CPUs we tried, and is not promised.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ Linear = Callable[[Tensor], Tensor]  # x [T, in] -> [T, out]
 PACKED_FOR_ROWS = 512
 # Largest error accepted, as a part of the largest value; only these dtypes are packed.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-PANEL = 32  # outputs that cpp/linear.cpp keeps together
+PANEL = 32  # outputs that the C++ kernels keep together
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None, kernels: str = "torch") -> Linear:
@@ -31,7 +32,7 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, kernels: str = "torc
 
     kernels: "cpp" where the C++ kernels may be used (device.py decides), else "torch".
     """
-    if kernels == "cpp" and weight.dtype == torch.float32:
+    if kernels == "cpp" and Panels.can_hold(weight):
         return Panels(weight, bias)
     packed = pack(weight)
     return Plain(weight, bias) if packed is None else OneDnn(packed, bias)
@@ -86,7 +87,7 @@ def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class Panels:
-    """A float32 weight in panels of 32 outputs; the last one is filled up with zeros."""
+    """A weight in panels of 32 outputs; the last one is filled up with zeros."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.num_out = len(weight)
@@ -94,20 +95,27 @@ class Panels:
         weight = F.pad(weight, (0, 0, 0, missing)).contiguous()  # [out to 32s, in]
         self.bias = None if bias is None else F.pad(bias, (0, missing))  # [out to 32s]
         self.panels = torch.empty_like(weight)  # as long as [out to 32s, in], in another order
-        pack_weight = cpp_build.kernel("pack_weight")
+        pack_weight = cpp_build.kernel("pack_weight", weight.dtype)
         pack_weight(weight.data_ptr(), self.panels.data_ptr(), *weight.shape)
+
+    @staticmethod
+    def can_hold(weight: Tensor) -> bool:
+        """Whether there is a kernel for this weight here."""
+        if weight.dtype == torch.bfloat16:
+            return weight.shape[1] % PANEL == 0 and cpp_build.has_amx()
+        return weight.dtype == torch.float32
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out]."""
-        x = x.contiguous()  # [T, in]
-        if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != self.panels.shape[1]:
+        x, panels = x.contiguous(), self.panels  # [T, in]
+        if x.dtype != panels.dtype or x.dim() != 2 or x.shape[1] != panels.shape[1]:
             raise ValueError(
-                f"a float32 weight of {self.panels.shape[1]} inputs got x of {x.dtype}, "
+                f"a {panels.dtype} weight of {panels.shape[1]} inputs got x of {x.dtype}, "
                 f"shape {list(x.shape)}"
             )
-        out = x.new_empty(len(x), len(self.panels))  # [T, out to 32s]
+        out = x.new_empty(len(x), len(panels))  # [T, out to 32s]
         bias = None if self.bias is None else self.bias.data_ptr()
-        multiply = cpp_build.kernel("linear")
-        shape = (len(x), *self.panels.shape)
-        multiply(x.data_ptr(), self.panels.data_ptr(), bias, out.data_ptr(), *shape)
+        multiply = cpp_build.kernel("linear", x.dtype)
+        shape = (len(x), *panels.shape)
+        multiply(x.data_ptr(), panels.data_ptr(), bias, out.data_ptr(), *shape)
         return out[:, : self.num_out]  # [T, out]

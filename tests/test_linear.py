@@ -51,6 +51,22 @@ def test_a_row_does_not_depend_on_the_others(shape: tuple[int, int], kernels: st
         torch.testing.assert_close(layer(x[:rows]), together[:rows], rtol=0, atol=tolerance)
 
 
+@pytest.mark.skipif(
+    cpp_build.why_not() is not None or not cpp_build.has_amx(), reason="no matrix unit here"
+)
+@pytest.mark.parametrize("shape", [*SHAPES[:4], (96, 32), (33, 64)])
+def test_a_row_does_not_depend_on_the_others_in_bfloat16(shape: tuple[int, int]) -> None:
+    """Tiles of 16 rows, two at a time, 256 in a chunk; what fills up the last tile is not seen."""
+    weight, bias = make(*shape, torch.bfloat16)
+    layer, x = make_linear(weight, bias, "cpp"), torch.randn(300, shape[1]).bfloat16()
+    assert isinstance(layer, Panels)
+    together = layer(x)
+    torch.testing.assert_close(together, F.linear(x, weight, bias), rtol=2e-2, atol=2e-2)
+    for rows in (1, 2, 15, 16, 17, 31, 32, 33, 48, 256, 257, 271, 288):
+        assert torch.equal(layer(x[:rows]), together[:rows])
+        assert torch.equal(layer(x[-rows:]), together[-rows:])
+
+
 @needs_cpp
 def test_panels_take_a_strided_input_and_refuse_another_size() -> None:
     """A C function believes the sizes it is told: what does not fit must not get there."""
@@ -60,7 +76,7 @@ def test_panels_take_a_strided_input_and_refuse_another_size() -> None:
     torch.testing.assert_close(layer(x[:, ::2]), F.linear(x[:, ::2], weight, bias))
     assert layer(x[:0, ::2]).shape == (0, 40)
     for wrong in (x, x[0, :24], x[:, ::2].double()):
-        with pytest.raises(ValueError, match="weight of 24 inputs got x of"):
+        with pytest.raises(ValueError, match="float32 weight of 24 inputs got x of"):
             layer(wrong)
 
 

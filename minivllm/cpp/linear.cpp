@@ -60,7 +60,7 @@ static void rows_times_panel(const float* x, const float* panel, const float* bi
 }
 
 // x [T, K], panels of W [N, K], bias [N] or null -> y [T, N]; N a multiple of 32.
-extern "C" void linear(const float* x, const float* panels, const float* bias, float* y, int64_t T,
+extern "C" void linear_float32(const float* x, const float* panels, const float* bias, float* y, int64_t T,
                        int64_t N, int64_t K) {
     const int64_t num_chunks = (T + MAX_CHUNK - 1) / MAX_CHUNK;
     for (int64_t i = 0; i < num_chunks; i++) {
@@ -73,7 +73,7 @@ extern "C" void linear(const float* x, const float* panels, const float* bias, f
 }
 
 // weight [N, K] -> panels [N / 32][K][32].
-extern "C" void pack_weight(const float* weight, float* panels, int64_t N, int64_t K) {
+extern "C" void pack_weight_float32(const float* weight, float* panels, int64_t N, int64_t K) {
 #pragma omp parallel for
     for (int64_t n = 0; n < N; n += PANEL)
         for (int64_t k = 0; k < K; k++)
