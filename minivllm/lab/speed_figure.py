@@ -29,6 +29,7 @@ ENGINES = {
     "hf_cb": ("#CC79A7", "HF continuous batching"),
     "hf": ("#D55E00", "HF generate"),
 }
+SHORT = {"float32": "fp32", "bfloat16": "bf16"}
 DTYPES = {"float32": ("#0072B2", "o"), "bfloat16": ("#E69F00", "s")}
 
 
@@ -39,7 +40,7 @@ def gather(files: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
         content = json.loads(file.read_text())
         for row in content if isinstance(content, list) else [content]:
             if "tokens_per_second" in row:
-                found["bench"].append({**row, "prefix_caching": "cached" in file.stem})
+                found["bench"].append({**row, "sitting": file.stem})
             elif "share_of_roof" in str(row):
                 found["steps"].append(row)
             else:
@@ -60,11 +61,13 @@ def speed_figure(found: dict[str, list[dict[str, Any]]]) -> Figure:
 
 
 def draw_bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    """A group for each workload and dtype; in it a bar for each engine, with its number."""
-    groups = list(dict.fromkeys((r["workload"], r["dtype"]) for r in rows))
+    """A group for each sitting, which is one file; in it a bar for each engine, with its number."""
+    sittings = list(dict.fromkeys(row["sitting"] for row in rows))
     labelled = set()
-    for place, group in enumerate(groups):
-        mine = [row for row in rows if (row["workload"], row["dtype"]) == group]
+    names = []
+    for place, sitting in enumerate(sittings):
+        mine = [row for row in rows if row["sitting"] == sitting]
+        names.append(f"{mine[0]['workload']}\n{SHORT.get(mine[0]['dtype'], mine[0]['dtype'])}")
         mine.sort(key=lambda row: list(ENGINES).index(row["engine"]))
         width = 0.86 / max(len(mine), 1)
         for index, row in enumerate(mine):
@@ -75,8 +78,7 @@ def draw_bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
             )  # fmt: skip
             labelled.add(words)
             axes.bar_label(bar, fmt="{:.0f}", fontsize=7)
-    short = {"float32": "fp32", "bfloat16": "bf16"}
-    axes.set_xticks(range(len(groups)), [f"{name}\n{short.get(d, d)}" for name, d in groups])
+    axes.set_xticks(range(len(names)), names)
     axes.set_ylabel("generated tokens per second")
     axes.legend(fontsize=8, frameon=False, ncols=2)
     axes.margins(y=0.18)
