@@ -81,7 +81,7 @@ def draw_bars(axes: Axes, rows: list[dict[str, Any]]) -> None:
     axes.set_xticks(range(len(names)), names)
     axes.set_ylabel("generated tokens per second")
     axes.legend(fontsize=8, frameon=False, ncols=2)
-    axes.margins(y=0.18)
+    axes.margins(y=0.4)
 
 
 def draw_steps(axes: Axes, steps: dict[str, Any]) -> None:

@@ -2,9 +2,9 @@
 
 The clock's four constants come from probes of their own, none from a step that is compared:
 
-    bandwidth   one row through a weight matrix that no cache holds
-    peak        512 rows through the same matrix
-    overlap     24 rows through it: how much less they take than fetching and computing in turn
+    bandwidth   one row through the matrices of all layers, and nothing else
+    peak        256 rows through them
+    overlap     24 rows through them: how much less than fetching and computing in turn
     launch      a step of a model with as many layers, so narrow that only the calls cost
 
 Then steps of 1 to 64 decoding requests, and prefills, are timed and compared with the clock.
@@ -27,7 +27,6 @@ from minivllm.lab.clock import Clock, Device, ModelShape, StepWork
 from minivllm.lab.experiment import MEASURED, Experiment, Finding, Options, Result, Results
 from minivllm.lab.experiments.real_model import load_model
 from minivllm.lab.jobs import Job, make_prompt
-from minivllm.linear import make_linear
 from minivllm.model import LlamaModel, ModelConfig
 from minivllm.sampling_params import SamplingParams
 from minivllm.scheduler import Scheduler
@@ -36,8 +35,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 PREFILLS = (64, 256, 512)
 CONTEXT = 128  # tokens of each request that decodes
 WANTED = 25  # percent: the largest difference accepted
-MATRIX = (65536, 576)  # of the probes: 144 MiB in float32
-SOME_ROWS = 24  # about as long to compute as to fetch
+SOME_ROWS, MANY_ROWS = 24, 256  # about as long to compute as to fetch; computing only
 REPEATS = 6
 
 
@@ -62,20 +60,29 @@ def fastest(work: Callable[[], object], repeats: int = REPEATS) -> float:
 
 
 @torch.inference_mode()
-def probe_matrix(model: LlamaModel) -> tuple[float, float, float]:
-    """(bytes a second, FLOPs a second, overlap) of one large linear layer of the model's kind."""
-    outputs, inputs = MATRIX
-    weight = torch.randn(outputs, inputs, dtype=model.dtype, device=model.device)  # [out, in]
-    linear = make_linear(weight, None, model.kernels)
+def probe_matrices(model: LlamaModel) -> tuple[float, float, float]:
+    """(bytes a second, FLOPs a second, overlap) of the matrices of the model's layers."""
+    config = model.config
+    attention = config.num_heads * config.head_dim
 
     def seconds(rows: int) -> float:
-        x = torch.randn(rows, inputs, dtype=model.dtype, device=model.device)  # [rows, in]
-        return fastest(lambda: linear(x))
+        sizes = (config.hidden_size, attention, config.hidden_size, config.intermediate_size)
+        xs = [torch.randn(rows, n, dtype=model.dtype, device=model.device) for n in sizes]
 
-    fetch, compute = seconds(1), seconds(512) / 512 * SOME_ROWS
+        def all_layers() -> None:
+            for layer in model.layers:
+                for linear, x in zip(
+                    (layer.qkv, layer.o, layer.gate_up, layer.down), xs, strict=True
+                ):
+                    linear(x)  # [rows, out]
+
+        return fastest(all_layers)
+
+    num_weights = shape_of(config, model.dtype.itemsize).layer_params
+    fetch, compute = seconds(1), seconds(MANY_ROWS) / MANY_ROWS * SOME_ROWS
     hidden = (fetch + compute - seconds(SOME_ROWS)) / min(fetch, compute)
-    flops = 2 * outputs * inputs * SOME_ROWS / compute
-    return weight.nbytes / fetch, flops, min(max(hidden, 0.0), 1.0)
+    flops = 2 * num_weights * SOME_ROWS / compute
+    return num_weights * model.dtype.itemsize / fetch, flops, min(max(hidden, 0.0), 1.0)
 
 
 def probe_launch(model: LlamaModel) -> float:
@@ -147,7 +154,7 @@ def time_prefill(model: LlamaModel, length: int) -> float:
 @lru_cache(maxsize=1)
 def calibrate(model: LlamaModel) -> Device:
     """This machine as the clock sees it, from the four probes."""
-    bandwidth, flops, overlap = probe_matrix(model)
+    bandwidth, flops, overlap = probe_matrices(model)
     reads_in_place = ModelExecutor(model, 1, 16).attention_backend != "torch"
     return Device(
         f"this {model.device.type.upper()}", bandwidth, flops, probe_launch(model),
