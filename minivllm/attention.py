@@ -75,6 +75,7 @@ class AttentionMetadata:
     seq_lens: Tensor  # [R] int32: KV length, this step included
     slot_mapping: Tensor  # [T] int64: where the new K and V go
     block_tables: Tensor  # [R, MB] int32; padding is -1 and never read
+    longest_chunk: int = 1  # most queries of a request
     _plan: list[Gather] | None = field(default=None, repr=False)
 
     @staticmethod
@@ -114,6 +115,7 @@ class AttentionMetadata:
             seq_lens=lens.int().to(device),  # [R]
             slot_mapping=slots_of(tables, rows, positions, block_size).to(device),  # [T]
             block_tables=tables.to(device),  # [R, MB]
+            longest_chunk=max(query_lens, default=1),
         )
 
     def plan(self, k_cache: Tensor) -> list[Gather]:

@@ -119,6 +119,20 @@ def test_attention_equals_dense_in_bfloat16(heads: tuple[int, int]) -> None:
 
 
 @needs_cpp
+def test_a_long_chunk_in_bfloat16_is_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There SDPA has the matrix unit; the decodes of the step go along."""
+    batch = Batch([(1, 30), (201, 240), (3, 9)], 16, (9, 3), 64, torch.bfloat16)
+    batch.check(cpp_ops.paged_attention)
+    seen = []
+    monkeypatch.setattr(
+        cpp_ops.attention, "paged_attention", lambda q, *rest: seen.append(len(q)) or q
+    )
+    batch.paged(attend=cpp_ops.paged_attention)
+    batch.paged([0, 2], cpp_ops.paged_attention)
+    assert seen == [205]
+
+
+@needs_cpp
 @pytest.mark.parametrize("seed", range(20))
 def test_attention_of_random_ragged_batches(seed: int) -> None:
     rng = random.Random(seed)

@@ -18,7 +18,11 @@ def facts() -> dict[str, Any]:
     """Of this process; an engine with a process of its own tells its own versions and preloads."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"},
+        "machine": {
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "system": f"{platform.system()} {platform.machine()}",
+        },
         "versions": {
             "minivllm": minivllm.__version__,
             "torch": torch.__version__,
