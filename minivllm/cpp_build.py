@@ -1,8 +1,9 @@
 """The C++ kernels of cpp/: compiled once, which takes some seconds, and kept in a cache folder.
 
-They are plain C functions on plain arrays, so they need a compiler and nothing else: no headers of
-torch, no build system. They share torch's threads, since both use the OpenMP library that torch has
-loaded. Without a compiler all runs in plain torch; `python -m minivllm.cpp_build` says which it is.
+They are plain C functions on plain arrays, so they need a compiler (GCC 12 or newer) and nothing
+else: no headers of torch, no build system. They share torch's threads, since torch on Linux has
+loaded the OpenMP library that GCC's code asks for. Without a compiler all runs in plain torch;
+`python -m minivllm.cpp_build` says which it is.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -21,7 +24,8 @@ import torch  # also because its OpenMP library must be loaded before ours asks 
 
 SOURCE_FOLDER = Path(__file__).parent / "cpp"
 FLAGS = ["-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC"]
-COMPILERS = ("c++", "g++", "clang++")
+COMPILERS = ("g++", "c++")
+TIMEOUT = 300  # seconds for the compiler
 SWITCH = "MINIVLLM_CPP"  # this environment variable set to 0: plain torch
 
 
@@ -37,6 +41,9 @@ ARGUMENTS = {  # of the C functions, which return nothing
 }
 
 
+_libraries: list[ctypes.CDLL] = []  # one at most
+
+
 class NoKernels(RuntimeError):
     """Why the C++ kernels cannot be used here."""
 
@@ -44,24 +51,27 @@ class NoKernels(RuntimeError):
 @cache
 def load() -> ctypes.CDLL:
     """The library, compiled first where the cache has none. Raises NoKernels with the reason."""
-    if os.environ.get(SWITCH) == "0":
-        raise NoKernels(f"{SWITCH}=0 is set")
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
-    if compiler is None:
-        raise NoKernels(f"no C++ compiler was found (looked for {', '.join(COMPILERS)})")
-    try:
-        return ctypes.CDLL(str(compile_once(compiler)))
-    except (OSError, subprocess.CalledProcessError) as error:
-        complaint = getattr(error, "stderr", "") or str(error)
-        raise NoKernels(f"{compiler} failed: {complaint.strip().splitlines()[0]}") from None
+    if reason := why_not():
+        raise NoKernels(reason)
+    return _libraries[0]
 
 
+@cache
 def why_not() -> str | None:
-    """Why the kernels cannot be used here; None where they can."""
+    """Why the kernels cannot be used here; None where they can. Tried once in a process."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0 is set"
+    compiler = shlex.split(os.environ.get("CXX", "")) or [*filter(shutil.which, COMPILERS)][:1]
+    if not compiler:
+        return f"no C++ compiler was found (looked for {', '.join(COMPILERS)})"
     try:
-        load()
-    except NoKernels as reason:
-        return str(reason)
+        _libraries.append(ctypes.CDLL(str(compile_once(compiler))))
+    except subprocess.CalledProcessError as error:
+        lines = [line.strip() for line in error.stderr.splitlines() if line.strip()]
+        complaints = [line for line in lines if "error" in line] or lines or [str(error)]
+        return f"{' '.join(compiler)} failed: {complaints[0]}"
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+        return f"the C++ kernels could not be built: {error}"
     return None
 
 
@@ -82,34 +92,38 @@ def has_amx() -> bool:
     return hasattr(load(), "amx_works") and bool(load().amx_works())
 
 
-def compile_once(compiler: str) -> Path:
+def compile_once(compiler: list[str]) -> Path:
     """The compiled library's path; another one for other sources, another compiler or processor."""
-    sources = sorted(SOURCE_FOLDER.glob("*.cpp"))
-    version = _run([compiler, "--version"])
-    identity = [compiler, version, *FLAGS, _processor()]
-    identity += [file.read_text() for file in sorted(SOURCE_FOLDER.iterdir())]
+    files = [*sorted(SOURCE_FOLDER.glob("*.cpp")), *sorted(SOURCE_FOLDER.glob("*.h"))]
+    identity = [*compiler, _run([*compiler, "--version"]), *FLAGS, *_processor()]
+    identity += [file.read_text(encoding="utf-8") for file in files]
     name = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minivllm"
     library = folder / f"kernels-{name}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = library.with_suffix(f".{os.getpid()}")
-        _run([compiler, *FLAGS, *map(str, sources), "-o", str(unfinished)])
-        unfinished.replace(library)  # at once: another process may be waiting for it, or making it
+        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+            made = Path(unfinished) / library.name
+            sources = [str(file) for file in files if file.suffix == ".cpp"]
+            _run([*compiler, *FLAGS, *sources, "-o", str(made)])
+            made.replace(library)  # at once: another process may be making it, too
     return library
 
 
 def _run(command: list[str]) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=TIMEOUT
+    ).stdout
 
 
-def _processor() -> str:
-    """What decides which instructions -march=native may use."""
+def _processor() -> list[str]:
+    """What decides which instructions -march=native may use: names and features, x86 and ARM."""
     cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return platform.processor()
-    lines = cpuinfo.read_text().splitlines()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    telling = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+    return [platform.machine(), platform.processor(), *sorted(
+        {line for line in lines if line.startswith(telling)}
+    )]  # fmt: skip
 
 
 if __name__ == "__main__":

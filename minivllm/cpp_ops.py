@@ -32,6 +32,7 @@ MAX_HEAD_DIM = 128
 # 80 it takes 1.3 times as long as the C++ kernel, at 512 half as long.
 LONG_CHUNK = 200
 
+
 def why_not(
     multiples: dict[str, int], config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> str | None:
@@ -54,7 +55,7 @@ def why_not(
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x [T, E], weight [E] -> [T, E]. Qwen3's norms of heads, which lie apart, go to torch."""
-    if weight is None or not x.is_contiguous():
+    if weight is None or x.dim() != 2 or not x.is_contiguous():
         return ops.rms_norm(x, weight, eps)  # like x
     out = torch.empty_like(x)  # [T, E]
     kernel("rms_norm", x.dtype)(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, eps)
@@ -73,12 +74,13 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [T, heads, D], a slice of each row of a fused q, k, v; cos, sin [T, 1, D] -> like x."""
     x = _with_dense_rows(x)  # [T, heads, D]
+    cos, sin = cos.contiguous(), sin.contiguous()  # [T, 1, D]
     rows, heads, D = x.shape
     out = x.new_empty(x.shape)  # [T, heads, D]
     kernel("apply_rope", x.dtype)(
         x.data_ptr(),
-        cos.contiguous().data_ptr(),
-        sin.contiguous().data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
         out.data_ptr(),
         rows,
         x.stride(0),
@@ -90,6 +92,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def write_kv(cache: KVCache, layer: int, slot_mapping: Tensor, k: Tensor, v: Tensor) -> None:
     """`KVCache.write`: k and v [T, KH, D] into slots `slot_mapping` [T] int64; -1 stores none."""
+    _check_cache(cache.key[layer], k.dtype)
     k, v = _with_dense_rows(k), _with_dense_rows(v)  # [T, KH, D]
     kernel("write_kv", k.dtype)(
         k.data_ptr(),
@@ -114,12 +117,8 @@ def paged_attention(
     """
     if q.dtype == torch.bfloat16 and metadata.longest_chunk > LONG_CHUNK:
         return attention.paged_attention(q, k_cache, v_cache, metadata, scale)  # [T, H, D]
-    for cache in (k_cache, v_cache):
-        if cache.dtype != q.dtype or not cache.is_contiguous():
-            raise ValueError(
-                f"the C++ kernel reads a contiguous cache of {q.dtype}, got {cache.dtype}, strides "
-                f"{cache.stride()}"
-            )
+    _check_cache(k_cache, q.dtype)
+    _check_cache(v_cache, q.dtype)
     q = _with_dense_rows(q)  # [T, H, D]
     out = q.new_empty(q.shape)  # [T, H, D]
     num_requests, most_blocks = metadata.block_tables.shape
@@ -147,3 +146,11 @@ def paged_attention(
 def _with_dense_rows(x: Tensor) -> Tensor:
     """x [T, heads, D] itself where each row is one piece of memory; else a copy."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
+
+
+def _check_cache(cache: Tensor, dtype: torch.dtype) -> None:
+    if cache.dtype != dtype or not cache.is_contiguous():
+        raise ValueError(
+            f"the C++ kernel reads a contiguous cache of {dtype}, got {cache.dtype}, strides "
+            f"{cache.stride()}"
+        )

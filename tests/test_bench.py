@@ -139,7 +139,7 @@ def test_the_median_run_is_reported():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(engine="tgi"), "engine 'tgi' is not one of minivllm, static, hf, vllm, llamacpp"),
+        (dict(engine="tgi"), "engine 'tgi' is not one of minivllm, equal_seats, static, hf, vllm"),
         (dict(engine=""), "engine '' is not one of"),
         (dict(runs=0), "--runs must be at least 1, got 0"),
         (dict(workload="w9"), "workload 'w9' is neither a file nor one of"),

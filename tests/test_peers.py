@@ -1,6 +1,5 @@
 """Peers in the benchmark: a conversation with a child that may do anything, and its end."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from minivllm.lab import bench as bench_module
 from minivllm.lab.bench import bench, make_contestants, same_tokens
 from minivllm.lab.facts import facts
 from minivllm.lab.measure import Run
-from minivllm.lab.memory import peak_memory_bytes, reset_peak_memory
+from minivllm.lab.memory import peak_memory_bytes
 from minivllm.lab.peers import places, start
 from minivllm.lab.peers.process import Peer, command_of
 from minivllm.lab.peers.protocol import Job
@@ -197,12 +196,14 @@ def test_an_interrupt_ends_a_child_at_work(start_child):
 def test_a_child_at_work_does_not_outlive_a_benchmark_that_is_killed(tmp_path: Path):
     """A time limit's SIGTERM ends the benchmark without a word; llama.cpp's server went on alone,
     its child waiting for it."""
+    at_work = tmp_path / "at work"
     code = f"""
 from pathlib import Path
 from minivllm.lab.peers.process import Peer
 from test_peers import JOB, WORKLOAD, fake_child
 load = "more['helper'] = subprocess.Popen(['sleep', '600']).pid"
-peer = Peer("fake", fake_child(load, "time.sleep(600)"), dict(), Path({str(tmp_path)!r}), JOB)
+run = "open({str(at_work)!r}, 'w').close(); time.sleep(600)"
+peer = Peer("fake", fake_child(load, run), dict(), Path({str(tmp_path)!r}), JOB)
 print(peer.facts["pid"], peer.facts["helper"], flush=True)
 peer.run(WORKLOAD, print)
 """
@@ -210,6 +211,10 @@ peer.run(WORKLOAD, print)
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent
     )
     pids = [int(pid) for pid in benchmark.stdout.readline().split()]
+    deadline = time.monotonic() + 30
+    while not at_work.exists():
+        assert time.monotonic() < deadline, "the child does not begin"
+        time.sleep(0.01)
     benchmark.terminate()
     benchmark.wait()
     benchmark.stdout.close()
@@ -353,12 +358,17 @@ def test_same_tokens():
 
 
 def test_the_peak_of_memory_can_begin_again():
-    """64 MiB are resident for a moment: the peak knows them until it is reset."""
+    """64 MiB are resident for a moment: the peak knows them until it is reset. In a process of its
+    own, for in this one other tests may give memory back in the meantime."""
     if peak_memory_bytes() is None:
         pytest.skip("the system does not tell a process's peak")
-    reset_peak_memory()
-    before = peak_memory_bytes()
-    data = os.urandom(64 << 20)
-    assert peak_memory_bytes() >= before + (60 << 20)
-    assert len(data) == 64 << 20
+    code = (
+        "import os; from minivllm.lab.memory import peak_memory_bytes as peak, reset_peak_memory\n"
+        "peaks = [peak()]; data = os.urandom(64 << 20); peaks.append(peak()); del data\n"
+        "reset_peak_memory(); print(*peaks, peak())"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, most, after = map(int, run.stdout.split())
+    assert most >= before + (60 << 20)
+    assert after < most - (30 << 20)
     assert peak_memory_bytes(1 << 30) is None  # no such process

@@ -29,7 +29,8 @@ struct Tile {
 };
 
 // Where K and V of 16 positions from `from` on begin; beyond `last` that of `last` again, which is
-// read and given no weight: nothing outside the request is ever touched.
+// read and given the weight 0: nothing outside the request is ever touched. (Within it, a V that is
+// infinite makes NaN of the rows of its tile that may not see it yet.)
 template <typename T>
 static void locate(const Step<T>& s, const Tile& tile, int64_t from, int64_t last, int64_t D,
                    int64_t offsets[LANES]) {
@@ -136,6 +137,7 @@ static void paged_attention(const Step<T>& s, int64_t D) {
             for (int64_t first = 0; first < num_rows; first += MAX_ROWS)
                 tiles.push_back({r, h, first, std::min<int64_t>(num_rows - first, MAX_ROWS)});
     }
+    // One compiled function for each head size, so that the sums stay in registers.
     typedef void (*Attend)(const Step<T>&, const Tile&);
     static const Attend BY_SIZE[] = {nullptr,      attend<T, 1>, attend<T, 2>, attend<T, 3>, attend<T, 4>,
                                      attend<T, 5>, attend<T, 6>, attend<T, 7>, attend<T, 8>};

@@ -22,7 +22,7 @@ static void tile(const float* x, const float* panel, const float* bias, float* y
     for (int r = 0; r < ROWS; r++)
         for (int half = 0; half < 2; half++)
             sum[r][half] = bias ? load(bias + half * LANES) : vec{};
-    int64_t due = pace;
+    int64_t due = pace;  // steps until the next request to memory
 #pragma GCC unroll 4
     for (int64_t k = 0; k < K; k++) {
         if (--due == 0) {
@@ -41,13 +41,15 @@ static void tile(const float* x, const float* panel, const float* bias, float* y
         for (int half = 0; half < 2; half++) store(y + r * N + half * LANES, sum[r][half]);
 }
 
+// One compiled function for each number of rows, so that the sums stay in registers.
 static const decltype(&tile<1>) TILES[] = {
     nullptr, tile<1>, tile<2>, tile<3>,  tile<4>,  tile<5>, tile<6>,
     tile<7>, tile<8>, tile<9>, tile<10>, tile<11>, tile<12>};
 
 // T rows of x, shared out evenly among as few tiles as will do, times one panel. A tile alone asks
 // for its own weights shortly before it needs them; of several, each asks for a share of the next
-// panel, so that memory works while they compute.
+// panel, so that memory works while they compute. (To ask for what lies behind the last panel does
+// nothing: a prefetch is only a hint.)
 static void rows_times_panel(const float* x, const float* panel, const float* bias, float* y,
                              int64_t T, int64_t N, int64_t K) {
     const int64_t num_tiles = (T + MAX_ROWS - 1) / MAX_ROWS;

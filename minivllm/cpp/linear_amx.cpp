@@ -27,11 +27,13 @@ extern "C" int amx_works() {
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 
-struct alignas(64) Config {
+// Eight tiles of 16 rows of 64 bytes. At file scope, for the instruction that reads it does not tell
+// the compiler how much it reads: of a local one the compiler might leave parts unwritten.
+static const struct alignas(64) {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t bytes_a_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
+} CONFIG;
 
 // Tiles 0 and 1 as rows first .. first + count - 1 of y, 32 outputs wide.
 static void put(const float* sums, const bf16* bias, bf16* y, int64_t count, int64_t N) {
@@ -83,14 +85,14 @@ extern "C" void linear_bfloat16(const bf16* x, const bf16* panels, const bf16* b
     std::copy(x + whole * K, x + T * K, tail.begin());
     const auto rows_from = [&](int64_t row) { return row < whole ? x + row * K : tail.data(); };
 
-    const int64_t chunk = std::min(T, MAX_CHUNK);
-    for (int64_t from = 0; from < T; from += chunk) {
-        const int64_t to = std::min(from + chunk, T);
+    const int64_t num_chunks = (T + MAX_CHUNK - 1) / MAX_CHUNK;
+    for (int64_t i = 0; i < num_chunks; i++) {  // even shares, cut between tiles
+        const int64_t from = T * i / num_chunks / ROWS * ROWS;
+        const int64_t to = i + 1 < num_chunks ? T * (i + 1) / num_chunks / ROWS * ROWS : T;
         const int64_t passes = (to - from + 2 * ROWS - 1) / (2 * ROWS);
 #pragma omp parallel
         {
-            const Config config;
-            _tile_loadconfig(&config);
+            _tile_loadconfig(&CONFIG);
             alignas(64) float sums[4][ROWS * LANES];
 #pragma omp for
             for (int64_t n = 0; n < N; n += OUTPUTS)

@@ -38,10 +38,10 @@ inline void store(bf16* to, vec v) {  // to the nearest, a tie to even, as torch
 inline vec max(vec a, vec b) { return a > b ? a : b; }
 
 // e to the power of each x <= 0, to about 1e-7 of its value: e^x = 2^n e^r with n whole and |r| at
-// most ln(2) / 2, where seven terms of the series do. Below -86 it stays at e^-86.
+// most ln(2) / 2, where eight terms of the series do. Below -86 it stays at e^-86; NaN stays NaN.
 inline vec exp(vec x) {
     const float MAGIC = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-    x = max(x, vec{} - 86.0f);
+    x = x < -86.0f ? vec{} - 86.0f : x;
     const vec shifted = x * 1.44269504f + MAGIC;
     const vec n = shifted - MAGIC;
     const vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
