@@ -213,7 +213,7 @@ def draw_online(rows: Cases) -> Figure:
 
 
 def draw_calibration(rows: Cases) -> Figure:
-    label = "measured here: the fastest of several steps; modelled: roofline from three probes"
+    label = "measured here: the fastest of several steps; modelled: roofline from four probes"
     figure = new_figure(8, 3.6, 2, "The clock against the real model on this CPU", label)
     words = {"decode": "requests that decode", "prefill": "prompt tokens"}
     for axes, (kind, name) in zip(figure.axes, words.items(), strict=True):
