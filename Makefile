@@ -45,9 +45,10 @@ lint: $(DEV) ## check the code's style
 lab: $(RUN) ## open JupyterLab on the first chapter
 	$(PY) -m jupyterlab $(ARGS) $(CHAPTER)
 
-figures: $(RUN) ## draw all figures again, into figures/ (the laboratory's take some minutes)
+figures: $(RUN) ## draw figures/ again, and the laboratory's into build/figures (some minutes)
 	$(PY) -m minivllm.view.figures
-	$(PY) -m minivllm lab --all --json figures/lab.json --figures figures $(ARGS)
+	mkdir -p build/figures
+	$(PY) -m minivllm lab --all --json build/figures/lab.json --figures build/figures $(ARGS)
 
 notebooks: $(DEV) ## run all notebooks and compare their outputs (ARGS="-k 04_" for one)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile --nbval --nbval-current-env \
