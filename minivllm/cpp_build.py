@@ -28,7 +28,6 @@ COMPILERS = ("g++", "c++")
 TIMEOUT = 300  # seconds for the compiler
 SWITCH = "MINIVLLM_CPP"  # this environment variable set to 0: plain torch
 
-
 P, N, X = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 ARGUMENTS = {  # of the C functions, which return nothing
     "pack_weight": [P] * 2 + [N] * 2,
@@ -41,38 +40,40 @@ ARGUMENTS = {  # of the C functions, which return nothing
 }
 
 
-_libraries: list[ctypes.CDLL] = []  # one at most
-
-
 class NoKernels(RuntimeError):
     """Why the C++ kernels cannot be used here."""
 
 
-@cache
 def load() -> ctypes.CDLL:
     """The library, compiled first where the cache has none. Raises NoKernels with the reason."""
-    if reason := why_not():
-        raise NoKernels(reason)
-    return _libraries[0]
+    library = _library_or_reason()
+    if isinstance(library, str):
+        raise NoKernels(library)
+    return library
+
+
+def why_not() -> str | None:
+    """Why the kernels cannot be used here; None where they can."""
+    library = _library_or_reason()
+    return library if isinstance(library, str) else None
 
 
 @cache
-def why_not() -> str | None:
-    """Why the kernels cannot be used here; None where they can. Tried once in a process."""
+def _library_or_reason() -> ctypes.CDLL | str:
+    """Tried once in a process, so that a compiler that fails is not asked again."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0 is set"
     compiler = shlex.split(os.environ.get("CXX", "")) or [*filter(shutil.which, COMPILERS)][:1]
     if not compiler:
         return f"no C++ compiler was found (looked for {', '.join(COMPILERS)})"
     try:
-        _libraries.append(ctypes.CDLL(str(compile_once(compiler))))
+        return ctypes.CDLL(str(compile_once(compiler)))
     except subprocess.CalledProcessError as error:
         lines = [line.strip() for line in error.stderr.splitlines() if line.strip()]
         complaints = [line for line in lines if "error" in line] or lines or [str(error)]
         return f"{' '.join(compiler)} failed: {complaints[0]}"
     except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
         return f"the C++ kernels could not be built: {error}"
-    return None
 
 
 @cache

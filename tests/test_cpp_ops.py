@@ -258,7 +258,7 @@ def test_a_compiler_that_fails_is_quoted_in_one_line(tmp_path: Path) -> None:
 
 @needs_cpp
 def test_a_library_is_compiled_once(tmp_path: Path) -> None:
-    """And again for sources that have changed, which another name says."""
+    """A second process finds it, by a name that does not depend on the process."""
     home = {"XDG_CACHE_HOME": str(tmp_path)}
     assert in_a_new_process(WHY_NOT, **home) == "None"
     (library,) = (tmp_path / "minivllm").iterdir()

@@ -35,7 +35,7 @@ static const struct alignas(64) {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 } CONFIG;
 
-// Tiles 0 and 1 as rows first .. first + count - 1 of y, 32 outputs wide.
+// Two tiles of sums, side by side, as `count` rows of y and 32 of its outputs.
 static void put(const float* sums, const bf16* bias, bf16* y, int64_t count, int64_t N) {
     for (int64_t r = 0; r < count; r++)
         for (int half = 0; half < 2; half++) {

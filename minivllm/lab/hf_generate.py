@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minivllm.lab.measure import Run
+from minivllm.lab.peers.model_files import check_plain_llama, hugging_face_values
 from minivllm.lab.workload import Workload
 from minivllm.weights import load_weights
 
@@ -29,24 +30,8 @@ class HuggingFace:
     def __init__(self, model: str, dtype: torch.dtype, device: torch.device) -> None:
         transformers = _import_transformers()
         config, weights = load_weights(model, dtype, device)
-        if config.qkv_bias or config.qk_norm or config.rope_scaling:
-            raise ValueError("the engine hf runs plain Llama models only")
-        hf_config = transformers.LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            max_position_embeddings=config.max_position_embeddings,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_theta=config.rope_theta,
-            tie_word_embeddings=config.tie_word_embeddings,
-            bos_token_id=None,
-            eos_token_id=None,
-            dtype=dtype,
-        )
+        check_plain_llama(config, "hf")
+        hf_config = transformers.LlamaConfig(**hugging_face_values(config, dtype))
         self.device = device
         self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         self.model = transformers.LlamaForCausalLM(hf_config).to(device, dtype).eval()

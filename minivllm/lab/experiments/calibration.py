@@ -21,6 +21,7 @@ from functools import lru_cache
 import torch
 
 from minivllm.config import SchedulerConfig
+from minivllm.device import choose_attention_backend
 from minivllm.engine import Engine
 from minivllm.executor import ModelExecutor
 from minivllm.lab.clock import Clock, Device, ModelShape, StepWork
@@ -155,10 +156,10 @@ def time_prefill(model: LlamaModel, length: int) -> float:
 def calibrate(model: LlamaModel) -> Device:
     """This machine as the clock sees it, from the four probes."""
     bandwidth, flops, overlap = probe_matrices(model)
-    reads_in_place = ModelExecutor(model, 1, 16).attention_backend != "torch"
+    backend = choose_attention_backend("auto", model.config, model.dtype, model.device)
     return Device(
         f"this {model.device.type.upper()}", bandwidth, flops, probe_launch(model),
-        overlap=overlap, kv_passes=1 if reads_in_place else 3,
+        overlap=overlap, kv_passes=3 if backend == "torch" else 1,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -30,13 +31,9 @@ def check_plain_llama(config: ModelConfig, engine: str) -> None:
         raise ValueError(f"the engine {engine} runs plain Llama models only")
 
 
-def write_folder(
-    folder: Path, config: ModelConfig, weights: dict[str, torch.Tensor], dtype: torch.dtype
-) -> Path:
-    """config.json and model.safetensors of a plain Llama; no tokenizer. Returns the folder."""
-    values = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+def hugging_face_values(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """The sizes under transformers' names, as config.json and LlamaConfig take them."""
+    return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -48,11 +45,18 @@ def write_folder(
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
         "tie_word_embeddings": config.tie_word_embeddings,
-        "hidden_act": "silu",
         "bos_token_id": None,
         "eos_token_id": None,
         "dtype": str(dtype).removeprefix("torch."),
     }
+
+
+def write_folder(
+    folder: Path, config: ModelConfig, weights: dict[str, torch.Tensor], dtype: torch.dtype
+) -> Path:
+    """config.json and model.safetensors of a plain Llama; no tokenizer. Returns the folder."""
+    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
+    values = {**kind, **hugging_face_values(config, dtype)}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(values, indent=1), encoding="utf-8")
     tensors = {name: weight.contiguous() for name, weight in weights.items()}
